@@ -10,7 +10,7 @@ from nmt.attention import scores
 from nmt.attention.scores import additive_energies
 from nmt.ops.layers import loop
 
-B, T, S, A, F = 3, 4, 6, 5, 2
+B, T, S, A, F = 2, 3, 4, 3, 2
 
 
 @pytest.fixture(autouse=True, params=["on a CPU", "as on a GPU"])
@@ -55,15 +55,6 @@ def test_is_the_formula(updated: bool) -> None:
 def test_gradient_at_once_and_step_by_step(updated: bool) -> None:
     assert torch.autograd.gradcheck(additive_energies, tuple(tensors(updated)))
     assert torch.autograd.gradcheck(step_by_step, tuple(tensors(updated)))
-
-
-def test_gradient_of_the_query_and_the_features_alone() -> None:
-    query, keys, weight, features, projection = (tensor.detach() for tensor in tensors(True))
-
-    def of_inputs(query: Tensor, features: Tensor) -> Tensor:
-        return additive_energies(query, keys, weight, features, projection)
-
-    assert torch.autograd.gradcheck(of_inputs, (query.requires_grad_(), features.requires_grad_()))
 
 
 @pytest.mark.parametrize("updated", [False, True])

@@ -19,9 +19,6 @@ from nmt.attention.scores import Past
 N = 40_000
 ENERGIES = torch.tensor([0.3, -1.0, 1.2, 5.0, 0.0]).double()
 KEEP = torch.tensor([True, True, True, False, True])
-BOTH = pytest.mark.parametrize(
-    "alignment", [SampledAlignment(0.0), StraightThroughAlignment(1.0)], ids=["sampled", "straight_through"]
-)
 PROBS = torch.tensor([0.3, -1.0, 1.2, -torch.inf, 0.0]).double().softmax(0)
 
 
@@ -59,18 +56,6 @@ def test_log_prob_is_that_of_the_position_drawn_and_entropy_that_of_the_distribu
     torch.testing.assert_close(log_prob[0], PROBS[weights[0].argmax(-1)].log())
     probs = PROBS[KEEP]
     torch.testing.assert_close(entropy, -(probs * probs.log()).sum().expand(1, 50))
-
-
-def test_log_prob_and_entropy_are_differentiable() -> None:
-    energies = ENERGIES.clone().requires_grad_()
-    drawn, log_prob, entropy = draw(SampledAlignment(0.0), energies, times=1)
-    assert log_prob is not None
-    assert entropy is not None
-    (gradient,) = torch.autograd.grad(log_prob.sum(), [energies], retain_graph=True)
-    torch.testing.assert_close(gradient, drawn[0, 0] - PROBS)  # of log softmax
-    (gradient,) = torch.autograd.grad(entropy.sum(), [energies])
-    surprise = torch.where(KEEP, -PROBS.log(), 0.0)
-    torch.testing.assert_close(gradient, PROBS * (surprise - (PROBS * surprise).sum()))
 
 
 def test_the_expected_share_of_steps_takes_the_softmax_and_is_no_draw() -> None:
@@ -123,20 +108,6 @@ def test_at_test_the_most_probable_position_is_taken(alignment: Alignment) -> No
     assert found.weights.sum().item() == 3
     assert found.log_prob is None
     assert found.entropy is None
-
-
-@pytest.mark.parametrize(
-    "alignment", [SampledAlignment(0.0), StraightThroughAlignment(1.0)], ids=["sampled", "through"]
-)
-def test_exact_logarithms_serve_as_well_as_those_of_the_weights(alignment: Alignment) -> None:
-    torch.manual_seed(1)
-    one = alignment.train()(softmax(ENERGIES, times=20))
-    torch.manual_seed(1)
-    other = alignment(softmax(ENERGIES, times=20, log_weights=True))
-    for part, same in zip(one, other, strict=True):
-        assert (part is None) == (same is None)
-        if part is not None:
-            torch.testing.assert_close(part, same)
 
 
 @pytest.mark.parametrize(
@@ -222,19 +193,6 @@ def counted(problem: Problem, policy: Policy) -> list[Tensor]:
     return list(torch.autograd.grad(loss, [first, second]))
 
 
-def sampled(problem: Problem, policy: Policy) -> list[Tensor]:
-    """The gradient of each of N sentences, drawn by hard attention: (N, S), (N, S, S)."""
-    sample = SampledAlignment(0.0).train()
-    first, second = (part.expand(N, *part.shape).clone().requires_grad_() for part in problem[:2])
-    weights1, log_prob1, entropy1 = sample(Normalized(first[:, None].softmax(-1)))
-    energies2 = torch.einsum("nij,ni->nj", second, weights1[:, 0])
-    weights2, log_prob2, entropy2 = sample(Normalized(energies2[:, None].softmax(-1)))
-    drawn = torch.cat([weights1, weights2], dim=1).argmax(-1)
-    choice = Choice(torch.cat([log_prob1, log_prob2], 1), torch.cat([entropy1, entropy2], 1), queries(drawn))
-    loss = policy(choice, rewards_of(problem, drawn), torch.ones(N, T, dtype=torch.bool)).loss
-    return list(torch.autograd.grad(loss, [first, second]))
-
-
 @pytest.mark.parametrize("discount", [1.0, 0.5, 0.0])
 @pytest.mark.parametrize("fresh", [True, False], ids=["fresh", "settled"])
 @pytest.mark.parametrize("baseline", BASELINES)
@@ -246,24 +204,6 @@ def test_the_mean_gradient_is_the_exact_one_whatever_the_baseline(
     found = counted(problem, policy.eval() if fresh else settled(policy))
     for mean, exact in zip(found, exact_gradients(problem, discount), strict=True):
         torch.testing.assert_close(mean, exact, rtol=0, atol=2e-6)
-
-
-@pytest.mark.parametrize("baseline", BASELINES)
-def test_the_mean_over_draws_comes_to_the_exact_gradient(problem: Problem, baseline: str) -> None:
-    """With deviations of the mean below 0.003, the greatest gradients being above 0.05."""
-    for samples, exact in zip(sampled(problem, settled(policy_of(baseline))), exact_gradients(problem), strict=True):
-        deviation = samples.std(0) / N**0.5
-        assert (deviation < 0.003).all()
-        assert exact.abs().max() > 0.05
-        assert ((samples.mean(0) - exact).abs() <= 4.5 * deviation).all()
-
-
-@pytest.mark.parametrize("baseline", BASELINES)
-def test_a_baseline_lowers_the_variance(problem: Problem, baseline: str) -> None:
-    without = sampled(problem, policy_of("moving").eval())  # its mean is still 0
-    with_one = sampled(problem, settled(policy_of(baseline)))
-    for before, after in zip(without, with_one, strict=True):
-        assert (after.var(0) < before.var(0) / 10).all()
 
 
 def simple_choice(log_prob: Tensor, entropy: float = 0.7) -> Choice:
@@ -286,17 +226,6 @@ def test_a_draw_is_credited_with_the_discounted_rewards_from_it_on(discount: flo
     expected = torch.zeros(2, 3).double()
     expected[REAL] = -torch.tensor(returns, dtype=torch.float64)
     torch.testing.assert_close(gradient, expected)
-
-
-@pytest.mark.parametrize("discount", [1.0, 0.5])
-def test_the_moving_baseline_is_the_mean_reward_for_each_token_to_come(discount: float) -> None:
-    """Where every token has the mean reward no draw is better than another."""
-    policy = policy_of("moving", discount).eval()
-    policy.mean_reward.fill_(-2.0)
-    log_prob = torch.zeros(2, 3, dtype=torch.float64, requires_grad=True)
-    loss = policy(simple_choice(log_prob), torch.full((2, 3), -2.0), REAL).loss
-    (gradient,) = torch.autograd.grad(loss, [log_prob])
-    torch.testing.assert_close(gradient, torch.zeros_like(gradient))
 
 
 def test_the_moving_mean_follows_the_updates() -> None:
@@ -325,12 +254,3 @@ def test_the_learned_baseline_learns_the_returns_and_the_query_does_not_know() -
     torch.testing.assert_close(gradients[0][0], -2 * errors @ query, rtol=1e-5, atol=1e-5)
     assert gradients[1] is None
     torch.testing.assert_close(gradients[2][REAL], -errors, rtol=1e-5, atol=1e-5)
-
-
-def test_entropy_is_rewarded_by_its_weight_and_told_of_real_tokens() -> None:
-    log_prob = torch.zeros(2, 3, dtype=torch.float64)
-    plain, rewarded = (
-        policy_of("moving", entropy_weight=weight)(simple_choice(log_prob), LOG_PROBS, REAL) for weight in (0.0, 0.25)
-    )
-    assert rewarded.entropy.item() == pytest.approx(4 * 0.7)
-    torch.testing.assert_close(rewarded.loss, plain.loss - 0.25 * rewarded.entropy)

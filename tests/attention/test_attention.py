@@ -25,21 +25,6 @@ def test_hard_attention_tells_its_choices_in_training_alone() -> None:
         assert attend(attention.eval(), query, states, valid).choice is None
 
 
-@pytest.mark.parametrize("name", ["additive-global-softmax-sampled", "additive-global-softmax-sampled-coverage"])
-def test_the_log_prob_told_is_that_of_the_position_attended_to(name: str) -> None:
-    attention, query, states, valid = Case(name, training=True).make()
-    attended = attend(attention, query, states, valid)
-    weights, choice = attended.weights, attended.choice
-    assert choice is not None
-    past = attention.start(valid)
-    for t in range(query.shape[1]):
-        memory = attention.remember(states, valid)
-        energies = attention.score(query[:, t : t + 1], memory.keys, attention._key_update(memory, past))
-        log_probs = (energies / 0.7).masked_fill(~valid[:, None], -torch.inf).log_softmax(-1)[:, 0]
-        torch.testing.assert_close(choice.log_prob[:, t], log_probs[weights[:, t] == 1])
-        past = past.after(weights[:, t : t + 1], None)
-
-
 @pytest.mark.parametrize(
     ("part", "values", "name", "expected"),
     [
@@ -67,20 +52,6 @@ def test_parts_are_built_with_the_configured_numbers(
     assert torch.as_tensor(getattr(getattr(attention, part), name)).item() == pytest.approx(expected)
 
 
-def test_chunk_and_mixture_are_built_with_the_configured_numbers() -> None:
-    mocha, mixture = (configuration(f"{name}").model_dump() for name in ("dot-global-mocha", "dot-global-softmax"))
-    mocha["normalizer"]["chunk"], mixture["score"] = 5, {"kind": "gaussian_mixture", "components": 7}
-    assert build_attention(schema.ScoredAttention.model_validate(mocha), 5, 5).chunk.size == 5
-    assert build_attention(schema.ScoredAttention.model_validate(mixture), 5, 5).score.moves.out_features == 7
-
-
-def test_dropout_is_built_with_the_configured_share() -> None:
-    plain = configuration("dot-global-softmax-heads").model_dump()
-    attention = build_attention(schema.ScoredAttention.model_validate(plain | {"dropout": 0.25}), 5, 5)
-    assert isinstance(attention, MultiHeadAttention)
-    assert attention.inner.dropout == 0.25
-
-
 def test_a_policy_is_built_for_hard_attention_alone() -> None:
     policy = build_policy(configuration("additive-global-softmax-sampled"), 5)
     assert policy is not None
@@ -102,16 +73,6 @@ def test_dropout_is_on_the_weights_that_the_context_sees_in_training(name: str) 
     assert torch.equal(dropped.weights, clean.weights)
 
 
-def test_dropout_keeps_the_mean_of_the_context() -> None:
-    """Over 4000 draws, within 4.5 standard deviations."""
-    attention, query, states, valid = Case("dot-global-softmax", lengths=(5,), steps=1).make()
-    clean = attend(attention, query, states, valid).context
-    attention.dropout = 0.3
-    attention.train()
-    many = attend(attention, query.expand(-1, 4000, -1), states, valid).context[0]
-    assert ((many.mean(0) - clean[0, 0]).abs() <= 4.5 * many.std(0) / 4000**0.5).all()
-
-
 @pytest.mark.parametrize("name", CHOSEN)
 def test_under_autocast_weights_are_float32_and_gradients_finite(name: str) -> None:
     attention, query, states, valid = Case(name, lengths=(9, 2), training=True).make()
@@ -121,15 +82,6 @@ def test_under_autocast_weights_are_float32_and_gradients_finite(name: str) -> N
     assert attended.weights.dtype == attended.past.weights.dtype == torch.float32
     (gradient,) = torch.autograd.grad(attended.context.float().sum(), [states])
     assert gradient.isfinite().all()
-
-
-def test_under_autocast_contexts_are_near() -> None:
-    attention, query, states, valid = Case("general-local_p-softmax-heads", lengths=(9, 2)).make()
-    attention, query, states = attention.float(), query.float(), states.float()
-    exact = attend(attention, query, states, valid).context
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        rough = attend(attention, query, states, valid).context
-    torch.testing.assert_close(rough.float(), exact, rtol=0.1, atol=0.1)
 
 
 def kept_bytes(run: Callable[[], Attended], parameters: Iterable[Tensor]) -> int:
@@ -222,16 +174,3 @@ def test_heads_are_attentions_side_by_side_and_their_weights_the_mean(name: str)
     torch.testing.assert_close(together.context, context)
     torch.testing.assert_close(together.weights, torch.stack([head.weights for head in alone]).mean(0))
     assert not torch.allclose(alone[0].weights, alone[1].weights)
-
-
-def test_the_choice_of_all_heads_is_their_joint_choice() -> None:
-    """Independent draws: log probabilities and entropies add up. With energies that are all equal both are known."""
-    attention, query, states, valid = Case("dot-global-softmax-sampled-heads", training=True).make()
-    assert isinstance(attention, MultiHeadAttention)
-    with torch.no_grad():
-        attention.query_proj.weight.zero_()
-    choice = attend(attention, query, states, valid).choice
-    assert choice is not None
-    nats = HEADS * valid.sum(1, keepdim=True).double().log().expand(-1, query.shape[1])
-    torch.testing.assert_close(choice.log_prob, -nats)
-    torch.testing.assert_close(choice.entropy, nats)

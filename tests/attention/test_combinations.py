@@ -3,10 +3,12 @@
 import equations
 import numpy as np
 import pytest
-from combinations import COMBINATIONS, EVERY, NORMALIZERS, SCORES, WINDOWS, Case, Made, attend
+import torch
+from combinations import CHOSEN, COMBINATIONS, DRAWING, EVERY, NORMALIZERS, SCORES, WINDOWS, Case, Made, attend
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from laws import LAWS, Law
+from torch import Tensor
 
 DIFFERS_IN_TRAINING = {"sampled", "straight_through", "monotonic", "mocha"}
 
@@ -72,9 +74,45 @@ def test_laws_and_equations(name: str) -> None:
 
 @pytest.mark.parametrize("law", [*LAWS, equals_the_papers], ids=lambda law: law.__name__)
 def test_for_any_sizes_and_either_mode(law: Law) -> None:
-    @settings(max_examples=80, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=20, deadline=None, derandomize=True, database=None)
     @given(cases())
     def holds(case: Case) -> None:
         law(case, case.make())
 
     holds()
+
+
+DIFFERENTIABLE = [name for name in CHOSEN if not DRAWING & set(name.split("-"))]
+# S = 9: a window of one position on either side is read alone; 5: masked, which without a window is nothing new
+LONG, SHORT = (9, 2), (5, 3)
+SIZES = [(name, lengths) for lengths in (LONG, SHORT) for name in DIFFERENTIABLE]
+
+
+def check(case: Case, fast: bool) -> None:
+    """Of context and weights; monotonic as in training."""
+    training = case.config.normalizer.kind in {"monotonic", "mocha"}
+    attention, query, states, valid = case._replace(training=training).make()
+
+    def attend(query: Tensor, states: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
+        attended = attention.sequence(query, attention.remember(states, valid), attention.start(valid))
+        return attended.context, attended.weights
+
+    inputs = (query.requires_grad_(), states.requires_grad_(), *attention.parameters())
+    assert torch.autograd.gradcheck(attend, inputs, fast_mode=fast)
+
+
+@pytest.mark.parametrize(
+    ("name", "lengths"),
+    [
+        pytest.param(name, lengths, marks=[pytest.mark.slow] if number % 2 or lengths is SHORT else [])
+        for number, (name, lengths) in enumerate(SIZES)
+    ],
+)
+def test_gradients_in_directions_drawn_at_random(name: str, lengths: tuple[int, ...]) -> None:
+    check(Case(name, lengths), fast=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["location_aware-local_p-entmax15-heads", "cosine-local_m-sparsemax"])
+def test_every_single_gradient(name: str) -> None:
+    check(Case(name, lengths=(8, 3), steps=2, query_dim=2, memory_dim=2), fast=False)

@@ -8,7 +8,6 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from entmax import sparsemax
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
@@ -66,15 +65,6 @@ def test_nothing_underflows(energy: float) -> None:
     torch.testing.assert_close(gradient[0, :-1], torch.full((39,), -float(p)))
 
 
-def test_a_position_that_nothing_reaches_has_no_weight_and_no_gradient() -> None:
-    energies = torch.zeros(1, 4, requires_grad=True)
-    previous = torch.tensor([[-torch.inf, -torch.inf, 0.0, -torch.inf]])
-    log_weights = monotonic_log_weights(energies, torch.ones(1, 4, dtype=torch.bool), previous)
-    torch.testing.assert_close(log_weights.exp(), torch.tensor([[0.0, 0.0, 0.5, 0.25]]))
-    (gradient,) = torch.autograd.grad(log_weights.exp().sum(), energies)
-    torch.testing.assert_close(gradient, torch.tensor([[0.0, 0.0, 0.125, 0.125]]))
-
-
 @pytest.mark.parametrize("chunk", [1, 3, 9])
 def test_gradients_of_chunks(chunk: int) -> None:
     """Also where no chunk reaches, and of a row that has stopped nowhere."""
@@ -104,22 +94,6 @@ def over_all_assignments(unary: Array, pairwise: Array) -> Array:
     return marginals
 
 
-def forward_backward(unary: Array, pairwise: Array) -> Array:
-    """(S,), (2, 2) -> p(z_s = 1), in products of 2 x 2 matrices that are scaled at every step."""
-    steps = np.exp(pairwise - pairwise.max())
-    odds = np.exp(np.stack([np.zeros(len(unary)), unary], axis=1) - np.maximum(unary, 0)[:, None])
-    forward, backward = odds.copy(), np.ones_like(odds)
-    for s in range(1, len(unary)):
-        forward[s] *= forward[s - 1] @ steps
-        forward[s] /= forward[s].sum()
-    for s in range(len(unary) - 2, -1, -1):
-        backward[s] = steps @ (odds[s + 1] * backward[s + 1])
-        backward[s] /= backward[s].sum()
-    joint = forward * backward
-    marginals: Array = joint[:, 1] / joint.sum(axis=1)
-    return marginals
-
-
 @pytest.mark.parametrize("length", range(1, 9))
 def test_marginals_are_sums_over_all_assignments_of_what_is_kept(length: int) -> None:
     unary, pairwise = drawn()
@@ -132,17 +106,6 @@ def test_marginals_are_sums_over_all_assignments_of_what_is_kept(length: int) ->
             np.testing.assert_allclose(found[n, kept], expected, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("scale", [0.1, 1.0, 5.0])
-def test_long_chains_equal_the_forward_backward_algorithm(scale: float) -> None:
-    unary, pairwise = torch.randn(4, 200).double() * scale, torch.randn(4).double() * scale
-    keep = torch.rand(4, 200) < 0.8
-    found = torch.sigmoid(linear_chain_log_odds(unary, keep, pairwise)).numpy()
-    for n in range(4):
-        kept = keep[n].numpy()
-        expected = forward_backward(unary[n].numpy()[kept], pairwise.view(2, 2).numpy())
-        np.testing.assert_allclose(found[n, kept], expected, rtol=0, atol=1e-10)
-
-
 def test_gradients() -> None:
     unary, pairwise = (part.requires_grad_() for part in drawn())
 
@@ -150,29 +113,6 @@ def test_gradients() -> None:
         return linear_chain_log_odds(unary, CHAINS, pairwise).masked_fill(~CHAINS, 0.0)
 
     assert torch.autograd.gradcheck(log_odds, (unary, pairwise))
-
-
-def test_without_pairwise_potentials_positions_are_independent() -> None:
-    unary, _ = drawn()
-    torch.testing.assert_close(linear_chain_log_odds(unary, CHAINS, torch.zeros(4).double())[CHAINS], unary[CHAINS])
-
-
-def test_neighbours_that_agree_draw_each_other_along() -> None:
-    unary = torch.tensor([[0.0, 3.0, 0.0, 0.0]]).double()
-    agree = linear_chain_log_odds(unary, CHAINS[:1, :4], torch.tensor([1.0, 0.0, 0.0, 1.0]).double())[0]
-    assert agree[0] > agree[3] > 0
-    differ = linear_chain_log_odds(unary, CHAINS[:1, :4], torch.tensor([0.0, 1.0, 1.0, 0.0]).double())[0]
-    assert differ[0] < 0 < differ[3]
-
-
-@pytest.mark.parametrize("energy", [-1e4, 1e4])
-def test_nothing_overflows(energy: float) -> None:
-    unary = torch.full((1, 40), energy, requires_grad=True)
-    pairwise = torch.tensor([50.0, -50.0, 0.0, 50.0], requires_grad=True)
-    log_odds = linear_chain_log_odds(unary, torch.ones(1, 40, dtype=torch.bool), pairwise)
-    assert (log_odds.sign() == np.sign(energy)).all()
-    for gradient in torch.autograd.grad(log_odds.sum(), [unary, pairwise]):
-        assert gradient.isfinite().all()
 
 
 def active_set(energies: Array, bounds: Array) -> Array:
@@ -199,18 +139,12 @@ def active_set(energies: Array, bounds: Array) -> Array:
     energies=npst.arrays(np.float64, st.integers(1, 7), elements=st.floats(-3, 3, width=16)),
     bounds=npst.arrays(np.float64, 7, elements=st.floats(0, 1, width=16)),
 )
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
 def test_equals_the_best_of_all_active_sets(energies: Array, bounds: Array) -> None:
     """With ties and exhausted positions, too; the last one has no bound."""
     bounds = np.append(bounds[: len(energies) - 1], np.inf)
     found = constrained_sparsemax(torch.tensor(energies)[None], torch.tensor(bounds)[None])[0]
     np.testing.assert_allclose(found, active_set(energies, bounds), rtol=0, atol=1e-10)
-
-
-def test_without_bounds_it_is_sparsemax() -> None:
-    energies = torch.randn(50, 9).double()
-    free = torch.full_like(energies, torch.inf)
-    torch.testing.assert_close(constrained_sparsemax(energies, free), sparsemax(energies, dim=-1))
 
 
 def test_gradients_of_energies_and_bounds() -> None:
@@ -224,17 +158,6 @@ def test_gradients_of_energies_and_bounds() -> None:
     assert torch.autograd.gradcheck(weights, (energies, bounds))
 
 
-def test_a_gradient_reaches_what_lies_between_its_bounds_and_the_bounds_of_what_is_full() -> None:
-    """Malaviya et al. 2018, proposition 1."""
-    energies = torch.tensor([[2.0, 1.0, 0.9, -5.0]]).double().requires_grad_()
-    bounds = torch.tensor([[0.3, torch.inf, torch.inf, torch.inf]]).double().requires_grad_()
-    weights = constrained_sparsemax(energies, bounds)
-    torch.testing.assert_close(weights.detach(), torch.tensor([[0.3, 0.4, 0.3, 0.0]]).double())
-    of_energies, of_bounds = torch.autograd.grad(weights[0, 1], [energies, bounds])
-    torch.testing.assert_close(of_energies, torch.tensor([[0.0, 0.5, -0.5, 0.0]]).double())
-    torch.testing.assert_close(of_bounds, torch.tensor([[-0.5, 0.0, 0.0, 0.0]]).double())
-
-
 @pytest.mark.parametrize("energy", [-1e4, 0.0, 1e4])
 def test_rows_sum_to_one_in_float32_however_far_apart_the_energies(energy: float) -> None:
     """The last position receives what is left, even if all others are exhausted."""
@@ -246,11 +169,3 @@ def test_rows_sum_to_one_in_float32_however_far_apart_the_energies(energy: float
     torch.testing.assert_close(weights.sum(-1), torch.ones(64), rtol=0, atol=2e-6)
     assert (weights <= bounds).all()
     assert torch.equal(weights[::4], torch.eye(20)[-1].expand(16, -1))
-
-
-def test_rows_without_any_bound_above_zero_are_zero_with_zero_gradients() -> None:
-    energies, bounds = torch.randn(2, 4, requires_grad=True), torch.zeros(2, 4, requires_grad=True)
-    weights = constrained_sparsemax(energies, bounds)
-    assert not weights.any()
-    for gradient in torch.autograd.grad(weights.sum(), [energies, bounds]):
-        assert not gradient.any()

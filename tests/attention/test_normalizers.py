@@ -10,7 +10,7 @@ import equations
 import numpy as np
 import pytest
 import torch
-from combinations import NORMALIZERS, Case, attend, configuration
+from combinations import NORMALIZERS, Case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
@@ -41,7 +41,7 @@ def weights_of(normalizer: Normalizer, energies: Tensor, keep: Tensor | None = N
     energies=npst.arrays(np.float64, st.integers(1, 12), elements=st.floats(-20, 20, width=16)),
     dropped=st.sets(st.integers(0, 11)),
 )
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
 def test_equals_the_equation_over_what_is_kept(kind: str, energies: equations.Array, dropped: set[int]) -> None:
     """With ties, too."""
     keep = np.array([s not in dropped for s in range(len(energies))])
@@ -118,18 +118,6 @@ def test_no_word_exceeds_its_budget_and_the_last_position_has_none(fertility: fl
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 30).double(), rtol=0, atol=1e-12)
 
 
-def test_once_all_budgets_are_used_up_the_last_position_has_all_weight_and_gradients_are_finite() -> None:
-    energies = torch.randn(2, 20, 5).double()
-    for b, last in enumerate(LAST):
-        energies[b, :, last] -= 100.0
-    energies.requires_grad_()
-    weights = fertile_steps(1.0, energies)
-    for b, last in enumerate(LAST):
-        assert torch.equal(weights[b, last:], torch.eye(5).double()[last].expand(20 - last, -1))
-    (gradient,) = torch.autograd.grad(weights.square().sum(), [energies])
-    assert gradient.isfinite().all()
-
-
 B, T, S = 2, 3, 3
 
 
@@ -181,31 +169,6 @@ def test_reading_goes_on_from_where_it_stopped_and_the_end_once_passed_stays_pas
     assert weights.tolist() == [[0, 1, 0], [0, 1, 0], [0, 0, 1], [0, 0, 0], [0, 0, 0]]
 
 
-@pytest.mark.parametrize("training", [False, True])
-def test_certain_choices_are_the_hard_process(training: bool) -> None:
-    """Where p is nearly 0 or 1 the expected weights are the hard ones, and gradients stay finite."""
-    signs = torch.randint(0, 2, (8, T, S)).double() * 2 - 1
-    energies = (signs * 200).requires_grad_()
-    weights = all_steps(plain().train(training), energies)
-    for b in range(8):
-        expected = hard_process(tuple(tuple(row) for row in (signs[b] > 0).tolist()))
-        np.testing.assert_allclose(weights[b].detach().numpy(), expected, rtol=0, atol=1e-12)
-    if training:
-        (gradient,) = torch.autograd.grad(weights.square().sum(), [energies])
-        assert gradient.isfinite().all()
-
-
-@pytest.mark.parametrize("dropped", range(S))
-def test_padding_is_passed_without_a_chance_to_stop(dropped: int) -> None:
-    """Wherever it is: the weights are those of a sentence without it."""
-    keep = torch.arange(S)[None] != dropped
-    energies = torch.randn(1, T, S).double()
-    normalizer = plain().train()
-    weights = all_steps(normalizer, energies, keep)
-    assert not weights[:, :, dropped].any()
-    torch.testing.assert_close(weights[:, :, keep[0]], all_steps(normalizer, energies[:, :, keep[0]]))
-
-
 def test_noise_of_the_stated_deviation_moves_energies_in_training_alone() -> None:
     """At the first step the first weight is sigmoid(energy + noise): its logit tells the noise. N = 40000: the mean
     and the deviation of 2 are known within 4.5 of their own deviations, 0.045 and 0.032."""
@@ -238,43 +201,3 @@ def test_expected_weights_are_the_mean_of_the_softmaxes_over_the_chunks(size: in
             inside = energies[b, 0, first : end + 1].softmax(-1)
             torch.testing.assert_close(by_end[b, 0, end, first : end + 1], inside)
             assert by_end[b, 0, end].sum().item() == pytest.approx(1.0)
-
-
-def test_a_chunk_of_one_position_is_monotonic_attention() -> None:
-    mocha, *inputs = Case("general-global-mocha").make()
-    mocha.chunk.size = 1
-    monotonic, *_ = Case("general-global-monotonic").make()
-    monotonic.load_state_dict(mocha.state_dict(), strict=False)
-    for training in (False, True):
-        expected = attend(monotonic.train(training), *inputs)
-        torch.testing.assert_close(attend(mocha.train(training), *inputs).weights, expected.weights)
-    config = configuration("general-global-mocha").model_dump()
-    config["normalizer"]["chunk"] = 1
-    with pytest.raises(ValueError, match="chunk=1 needs 2 positions or more"):
-        schema.ScoredAttention.model_validate(config)
-
-
-def test_reading_goes_on_from_where_the_chunk_ended_whatever_the_weights_in_it() -> None:
-    """At test: stops at positions 1, 1, 3, then passes the end. All weight is on the first position of a chunk."""
-    attention, query, states, valid = Case("dot-global-mocha", lengths=(4,), steps=5, memory_dim=5).make()
-    states[0] = torch.eye(5, dtype=torch.float64)[:4]
-    signs = torch.tensor([[-1, 1, 1, 1], [1, 1, -1, -1], [1, -1, -1, 1], [1, 1, 1, -1], [1, 1, 1, 1]]).double()
-    query[0, :, :4], query[0, :, 4] = signs, 0.0
-    torch.nn.init.zeros_(attention.normalizer.offset)
-    attention.chunk.size = 2
-    attention.chunk.score.forward = lambda query, keys, update: -1000.0 * torch.arange(4.0).double().expand(1, 1, -1)
-    weights = attend(attention.eval(), query, states, valid).weights[0]
-    assert weights.tolist() == [[1, 0, 0, 0], [1, 0, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
-
-
-def test_log_weights_are_those_of_the_weights_and_nothing_underflows() -> None:
-    energies = torch.full((1, 1, 40), -60.0, requires_grad=True)
-    within = (torch.randn(1, 1, 40) * 1e3).requires_grad_()
-    keep = torch.ones(1, 1, 40, dtype=torch.bool)
-    stops = plain().float().train()(energies, keep, Past.start(keep[0])).log_weights
-    log_weights = Chunk(DotScore(), 3)(stops, within, keep).log_weights
-    assert log_weights.isfinite().all()
-    found = equations.chunked(np.ones(40), within[0, 0].detach().double().numpy(), 3)
-    np.testing.assert_allclose(log_weights[0, 0].detach().exp() * np.exp(60), found, rtol=1e-2, atol=1e-6)
-    for gradient in torch.autograd.grad(log_weights.sum(), [energies, within]):
-        assert gradient.isfinite().all()

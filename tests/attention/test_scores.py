@@ -44,17 +44,6 @@ def test_any_query_gives_finite_weights_and_gradients(scale: float) -> None:
     assert all(gradient.isfinite().all() for gradient in gradients)
 
 
-def test_positions_beyond_256_are_told_apart_in_reduced_precision() -> None:
-    """bfloat16 has no odd numbers there."""
-    made, valid = attention(1), torch.ones(1, 400, dtype=torch.bool)
-    for parameter in made.parameters():
-        torch.nn.init.zeros_(parameter)
-    with torch.autocast("cpu", torch.bfloat16):
-        memory = made.remember(torch.randn(1, 400, 5), valid)
-        weights = made.sequence(torch.randn(1, 400, 4), memory, made.start(valid)).weights
-    assert weights[0].argmax(-1).tolist() == list(range(400))
-
-
 def test_cosine_of_a_zero_state_is_zero_with_finite_gradients() -> None:
     score = CosineScore(4, 4, 1.0).double()
     memory = torch.zeros(2, 3, 4, dtype=torch.float64, requires_grad=True)

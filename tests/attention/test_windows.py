@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 from pairwise import slow_but_pairwise
 from torch import Tensor
 
-from nmt.attention.attention import Attention, GlobalWindow, LocalMonotonicWindow, LocalPredictiveWindow, Window
+from nmt.attention.attention import Attention, LocalMonotonicWindow, LocalPredictiveWindow, Window
 from nmt.attention.normalizers import SoftmaxNormalizer
 from nmt.attention.scores import DotScore, LocationScore
-from nmt.ops.layers import select
 
 VALID = torch.tensor([[True] * 9, [True] * 4 + [False] * 5])
 
@@ -53,13 +52,6 @@ def test_the_predicted_position_is_learned_through_the_gaussian(reach: int) -> N
     for parameter in window.parameters():
         assert parameter.grad is not None
         assert parameter.grad.any()
-
-
-def test_predicted_positions_are_not_rounded_to_reduced_precision() -> None:
-    """bfloat16 would not know one position from the next in a sentence of 300 words."""
-    window = LocalPredictiveWindow(2, 3, 4).bfloat16()
-    valid = torch.ones(1, 300, dtype=torch.bool)
-    assert window.centres(torch.randn(1, 2, 3).bfloat16(), valid, range(2)).dtype == torch.float32
 
 
 @given(
@@ -112,18 +104,6 @@ def test_reading_windows_equals_masking(case: Case, monkeypatch: pytest.MonkeyPa
         torch.testing.assert_close(gathered, masked, rtol=0, atol=1e-10)
 
 
-def test_gradients_go_through_selected_rows() -> None:
-    attention, query, states, valid = Case("general-local_p-softmax", lengths=(12, 9, 3)).make()
-    rows, states = torch.tensor([2, 2, 0]), states.requires_grad_()
-    memory, past = attention.remember(states, valid), attention.start(valid)
-    selected = attention.sequence(query[rows], memory.select(rows), select(past, rows)).context
-    straight = attention.sequence(
-        query[rows], attention.remember(states[rows], valid[rows]), select(past, rows)
-    ).context
-    (found,), (expected,) = (torch.autograd.grad(context.square().sum(), [states]) for context in (selected, straight))
-    torch.testing.assert_close(found, expected)
-
-
 def test_positions_beyond_256_are_read_as_they_are_in_reduced_precision() -> None:
     """bfloat16 has no odd numbers there."""
     attention = Attention(LocationScore(4, 400), LocalMonotonicWindow(2), SoftmaxNormalizer())
@@ -136,9 +116,3 @@ def test_positions_beyond_256_are_read_as_they_are_in_reduced_precision() -> Non
     for t in (256, 257, 259):
         window = slice(t - 2, t + 3)
         torch.testing.assert_close(weights[0, t, window], energies[0, t, window].float().softmax(-1))
-
-
-def test_only_windows_much_narrower_than_the_sentence_are_read_alone() -> None:
-    assert LocalMonotonicWindow(1).narrows(8)
-    assert not LocalMonotonicWindow(1).narrows(7)
-    assert not GlobalWindow().narrows(100)

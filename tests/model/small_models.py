@@ -1,5 +1,6 @@
 """Models of a few units in float64, and a batch of three sentences for them."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -105,18 +106,6 @@ def values(**changes: Any) -> dict[str, Any]:  # noqa: ANN401
     return config
 
 
-def regularised(cell: str = "gru", layers: int = 2, p: float = 0.2, **changes: Any) -> dict[str, Any]:  # noqa: ANN401
-    """What to change for residual connections and dropout everywhere."""
-    network = {
-        "cell": cell,
-        "layers": layers,
-        "dropout": p,
-        "residual": layers > 1,
-    }
-    both = {f"{side}__{name}": value for side in ("encoder", "decoder") for name, value in network.items()}
-    return {"embedding__dropout": p, "embedding__word_dropout": p, **both, **changes}
-
-
 def model_of(**changes: Any) -> Seq2Seq:  # noqa: ANN401
     return build_model(Model.model_validate(values(**changes)), V, V, (PAD, PAD)).double().eval()
 
@@ -130,3 +119,18 @@ LENGTHS = torch.tensor([5, 2, 4])
 VALID = torch.arange(5) < LENGTHS[:, None]
 SOURCE = torch.tensor([[4, 5, 6, 7, EOS], [8, EOS, PAD, PAD, PAD], [9, 10, 11, EOS, PAD]])
 TARGET = torch.tensor([[BOS, 4, 5, 6], [BOS, 7, 8, 9], [BOS, 10, 4, 12]])
+
+
+def slope_equals_difference(model: Seq2Seq, loss: Callable[[], Tensor]) -> None:
+    """Along a random direction of all parameters."""
+    parameters = list(model.parameters())
+    generator = torch.Generator().manual_seed(1)
+    directions = [torch.randn(each.shape, generator=generator, dtype=torch.float64) for each in parameters]
+    gradients = torch.autograd.grad(loss(), parameters, allow_unused=True)
+    slope = sum(float((g * d).sum()) for g, d in zip(gradients, directions, strict=True) if g is not None)
+    step, values = 1e-6, []
+    with torch.no_grad():
+        for sign in (1, -2):
+            torch._foreach_add_(parameters, directions, alpha=sign * step)
+            values.append(float(loss()))
+    assert abs((values[0] - values[1]) / (2 * step) - slope) < 1e-6 + 1e-5 * abs(slope)

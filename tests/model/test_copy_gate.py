@@ -1,6 +1,5 @@
 """Copying against its formula in NumPy, float64, for attentions of every kind."""
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,16 +16,15 @@ from small_models import (
     VALID,
     V,
     attention,
-    logits_of,
     model_of,
+    slope_equals_difference,
 )
 from test_model import COPYING, MOCHA, label
 from torch import Tensor
 
-from nmt.model.prediction import NEVER, Readouts, copyable, within
-from nmt.model.seq2seq import Ensemble, Seq2Seq
+from nmt.model.prediction import NEVER, copyable, within
+from nmt.model.seq2seq import Seq2Seq
 from nmt.ops.draws import sentence_keys
-from nmt.training.losses import r_drop
 from nmt.translate.beam import Scorer, Selection, beam_search
 from nmt.translate.prepared_model import SearchModel
 from nmt.translate.sampling import inverse_cdf, rollout, sample
@@ -78,35 +76,11 @@ def test_predictions_equal_the_formula(changes: dict[str, Any], source: Tensor) 
 
 @pytest.mark.parametrize("changes", SMOOTH, ids=label)
 def test_gradients_equal_differences(changes: dict[str, Any]) -> None:
-    """Along a random direction of all parameters: through the gate, the attention and the output layer."""
+    """Through the gate, the attention and the output layer."""
     model = model_of(**changes)
-    parameters = list(model.parameters())
-    directions = [torch.randn_like(each) for each in parameters]
-
-    def loss() -> Tensor:
-        return model.loss(model(REPEATED, LENGTHS, TARGET).prediction, OUT, PAD, LIKELIHOOD).total
-
-    gradients = torch.autograd.grad(loss(), parameters)
-    slope = sum(float((g * d).sum()) for g, d in zip(gradients, directions, strict=True))
-    step, values = 1e-6, []
-    with torch.no_grad():
-        for sign in (1, -2):
-            torch._foreach_add_(parameters, directions, alpha=sign * step)
-            values.append(float(loss()))
-    assert (values[0] - values[1]) / (2 * step) == pytest.approx(slope, rel=1e-5, abs=1e-6)
-
-
-def test_the_attention_learns_from_copies_alone() -> None:
-    """With a context that says nothing, the weights still have a gradient: what they copy."""
-    model = model_of(**DOT)
-    projection = model.decoder.readout.proj.weight
-    with torch.no_grad():
-        projection[:, 8:16] = 0
-    decoded = model(SOURCE, LENGTHS, TARGET)
-    decoded.weights.retain_grad()
-    model.loss(decoded.prediction, OUT, PAD, LIKELIHOOD).total.backward()
-    assert decoded.weights.grad[0, 0, 0] < 0  # the first word is the source's first
-    assert not decoded.weights.grad[:, :, 4].any()  # </s>, or padding
+    slope_equals_difference(
+        model, lambda: model.loss(model(REPEATED, LENGTHS, TARGET).prediction, OUT, PAD, LIKELIHOOD).total
+    )
 
 
 def test_the_end_of_the_source_is_never_copied() -> None:
@@ -151,21 +125,6 @@ def test_a_search_copies_within_its_vocabulary() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("changes", COPYING[::3], ids=label)
-def test_an_ensemble_averages_models_that_copy_with_others(changes: dict[str, Any]) -> None:
-    models = [model_of(**changes), model_of()]
-    ensemble = Ensemble(models)
-    assert ensemble.has_copy_gate
-    assert not models[1].has_copy_gate
-    step = ensemble.step(TARGET[:, 0], ensemble.encode(SOURCE, LENGTHS))
-    each = [logits_of(model, model(SOURCE, LENGTHS, TARGET)).softmax(-1) for model in models]
-    expected = torch.stack(each).mean(0)
-    torch.testing.assert_close(step.logits.double().exp(), expected[:, 0], rtol=1e-5, atol=1e-6)
-    forced = ensemble.force(SOURCE, LENGTHS, TARGET, OUT, PAD)
-    torch.testing.assert_close(forced.log_probs, expected.gather(-1, OUT[..., None])[..., 0].log(), **EXACT)
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("changes", COPYING[::2], ids=label)
 def test_searches_score_what_forced_decoding_scores(changes: dict[str, Any]) -> None:
     """Greedy, beam and samples, each hypothesis scored again by itself."""
@@ -183,34 +142,3 @@ def test_searches_score_what_forced_decoding_scores(changes: dict[str, Any]) -> 
         inputs_ = torch.cat([torch.tensor([[BOS]]), tokens[:, :-1]], dim=1)
         forced = model.force(REPEATED[one], LENGTHS[one], inputs_, tokens, PAD)
         assert forced.log_probs[0].tolist() == pytest.approx(hypothesis.token_log_probs, abs=1e-4)
-
-
-def test_two_copies_of_a_batch_have_their_own_gates() -> None:
-    """R-Drop: each copy has its own readouts and shares, both have the batch's source tokens."""
-    model = model_of(**DOT, decoder__dropout=0.5).train()
-    criterion = partial(r_drop, alpha=2.0, smoothing=0.1)
-    decoded = model(*(part.repeat(2, *[1] * (part.dim() - 1)) for part in (SOURCE, LENGTHS, TARGET)))
-    log_probs = logits_of(model, decoded)
-    assert not torch.equal(log_probs[:3], log_probs[3:])
-    expected = criterion(log_probs.view(2, -1, V), OUT.flatten())[0].sum()
-    torch.testing.assert_close(model.loss(decoded.prediction, OUT, PAD, criterion).total, expected, **EXACT)
-
-
-def test_without_copies_nothing_is_added() -> None:
-    plain, copying = model_of(), model_of(decoder__copy=True)
-    added = {"decoder.copy.proj.weight", "decoder.copy.proj.bias"}
-    assert copying.state_dict().keys() - plain.state_dict().keys() == added
-    assert [*plain.state_dict()] == [name for name in copying.state_dict() if name not in added]
-    assert plain.encode(SOURCE, LENGTHS).source.tokens is None
-    assert isinstance(plain(SOURCE, LENGTHS, TARGET).prediction, Readouts)
-
-
-@torch.no_grad()
-def test_in_bf16_distributions_sum_to_1() -> None:
-    model = model_of(**DOT).float()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        log_probs = logits_of(model, model(SOURCE, LENGTHS, TARGET))
-        step = model.step(TARGET[:, 0], model.encode(SOURCE, LENGTHS)).logits
-    assert log_probs.dtype == step.dtype == torch.float32
-    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(3, 4), atol=1e-5, rtol=0)
-    torch.testing.assert_close(step, log_probs[:, 0], atol=0.05, rtol=0.05)

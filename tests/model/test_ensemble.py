@@ -2,19 +2,18 @@
 
 import math
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from test_model import BOS, EOS, LENGTHS, NONE, PAD, SOURCE, TARGET, V, attention, model_of
+from test_model import BOS, EOS, LENGTHS, NONE, PAD, SOURCE, TARGET, attention, model_of
 from torch import Tensor
 
 from nmt.model.seq2seq import Ensemble, Seq2Seq, log_mean
 from nmt.ops.draws import sentence_keys
 from nmt.translate.beam import Scorer, Selection, beam_search
-from nmt.translate.sampling import inverse_cdf, rollout, sample
+from nmt.translate.sampling import inverse_cdf, sample
 from nmt.translate.search import Hypothesis, Limits, SearchBatch, Symbols
 
 SYMBOLS, LIMITS = Symbols(BOS, EOS, (PAD, BOS)), Limits(1, [9, 6, 8])
@@ -79,20 +78,6 @@ def test_a_step_has_the_mean_probabilities_and_the_mean_attention() -> None:
 
 
 @torch.no_grad()
-def test_greedy_search_takes_the_token_that_is_most_probable_on_average() -> None:
-    models = members()
-    ensemble = Ensemble(models)
-    for sentence, hypothesis in enumerate(rollout(batch_of(ensemble), lambda log_probs, _: log_probs.argmax(-1))):
-        tokens: list[int] = []
-        while tokens[-1:] != [EOS]:
-            probs = mean_probs(models, sentence, tokens)
-            probs[[PAD, BOS, *([EOS] if not tokens else [])]] = 0
-            last = len(tokens) + 1 == LIMITS.max_lengths[sentence]
-            tokens.append(EOS if last else int(probs.argmax()))
-        assert hypothesis.tokens == tokens
-
-
-@torch.no_grad()
 def test_hypotheses_are_worth_what_forced_decoding_says() -> None:
     """Through every reordering of the beam, in every member."""
     models = members()
@@ -112,27 +97,6 @@ def test_hypotheses_are_worth_what_forced_decoding_says() -> None:
                 assert each.attention is not None
                 assert forced.weights is not None
                 torch.testing.assert_close(each.attention, forced.weights[0], rtol=1e-4, atol=1e-5)
-
-
-@torch.no_grad()
-def test_models_that_agree_change_nothing() -> None:
-    model = members()[0]
-    alone, twice = beam(model), beam(Ensemble([model, model]))
-    assert [[each.tokens for each in group] for group in twice] == [[each.tokens for each in group] for group in alone]
-    for one, two in zip(chain.from_iterable(alone), chain.from_iterable(twice), strict=True):
-        assert two.log_prob == pytest.approx(one.log_prob, abs=1e-5)
-        torch.testing.assert_close(two.attention, one.attention)
-
-
-@torch.no_grad()
-def test_the_order_of_the_models_changes_nothing() -> None:
-    models = members()
-    one, other = (
-        Ensemble(order).step(TARGET[:, 0], Ensemble(order).encode(SOURCE, LENGTHS)) for order in (models, models[::-1])
-    )
-    torch.testing.assert_close(one.logits, other.logits)
-    torch.testing.assert_close(one.weights, other.weights)
-    assert one.logits.shape == (3, V)
 
 
 def test_members_follow_the_ensemble() -> None:

@@ -17,12 +17,13 @@ from small_models import (
     attention,
     logits_of,
     model_of,
+    slope_equals_difference,
 )
 from test_model import FIRST_ORDER, LATENT, label
 from torch import Tensor
 
 from nmt.attention.attention import Steering
-from nmt.model.latent import LatentDecoder, LatentPosition
+from nmt.model.latent import LatentPosition
 from nmt.model.seq2seq import Seq2Seq
 from nmt.training.losses import divergence, likelihood
 
@@ -180,27 +181,6 @@ def test_the_forward_algorithm_equals_the_steps(kind: dict[str, Any]) -> None:
     )  # of the first token alone
 
 
-def test_dropped_weights_are_missing_in_the_context_of_the_posterior() -> None:
-    kind = attention("general", alignment=POSTERIOR) | {"dropout": 0.5}
-    model = model_of(attention=kind, decoder__input_feeding=True)
-    whole = logits_of(model, model(SOURCE, LENGTHS, TARGET))
-    model.decoder.attention.train()
-    dropped = logits_of(model, model(SOURCE, LENGTHS, TARGET))
-    torch.testing.assert_close(dropped[:, 0], whole[:, 0], **EXACT)  # the first step is fed nothing
-    assert not torch.allclose(dropped[:, 1:], whole[:, 1:])
-
-
-def test_forced_decoding_aligns_by_the_posterior() -> None:
-    model = model_of(attention=attention("general", alignment=MARGINAL))
-    forced = model.force(SOURCE, LENGTHS, TARGET, OUT, PAD)
-    for sentence, length in enumerate(LENGTHS.tolist()):
-        probs, energies = word_probs(model, sentence)
-        joint = energies.softmax(-1) * probs
-        torch.testing.assert_close(forced.weights[sentence, :, :length], joint / joint.sum(-1, keepdim=True), **EXACT)
-        torch.testing.assert_close(forced.log_probs[sentence], joint.sum(-1).log(), **EXACT)
-        assert not forced.weights[sentence, :, length:].any()
-
-
 def test_the_bound_falls_short_of_the_likelihood_by_the_divergence_from_the_posterior() -> None:
     """log p(y_t) = ELBO + KL(q || p(s | y_t)), with every term by itself."""
     model = model_of(attention=attention("general", alignment=VARIATIONAL))
@@ -238,7 +218,7 @@ def test_the_inference_network_reads_the_whole_target_and_no_padding() -> None:
 
 @pytest.mark.parametrize("changes", LATENT, ids=label)
 def test_gradients_equal_differences(changes: dict[str, Any]) -> None:
-    """Along a random direction of all parameters: through mixtures, posteriors and inference networks."""
+    """Through mixtures, posteriors and inference networks."""
     model = model_of(**changes)
 
     def loss() -> Tensor:
@@ -248,17 +228,7 @@ def test_gradients_equal_differences(changes: dict[str, Any]) -> None:
             return total
         return total + divergence(decoded.inferred.log_probs, decoded.attention.log_weights, OUT != PAD)
 
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    generator = torch.Generator().manual_seed(1)
-    directions = [torch.randn(each.shape, generator=generator, dtype=torch.float64) for each in parameters]
-    gradients = torch.autograd.grad(loss(), parameters, allow_unused=True)
-    slope = sum(float((g * d).sum()) for g, d in zip(gradients, directions, strict=True) if g is not None)
-    step, values = 1e-6, []
-    with torch.no_grad():
-        for sign in (1, -2):
-            torch._foreach_add_(parameters, directions, alpha=sign * step)
-            values.append(float(loss()))
-    assert (values[0] - values[1]) / (2 * step) == pytest.approx(slope, rel=1e-5, abs=1e-6)
+    slope_equals_difference(model, loss)
 
 
 def test_the_strongest_positions_share_all_weight() -> None:
@@ -272,15 +242,3 @@ def test_the_strongest_positions_share_all_weight() -> None:
     torch.testing.assert_close(chosen[0, 0], torch.tensor([0.5, 0.0, 0.1, 0.396]) / 0.996)
     assert LatentPosition(None).strongest(weights)[0] is weights
     assert LatentPosition(7).strongest(weights)[1] is None
-
-
-def test_a_prior_share_of_one_is_plain_feeding() -> None:
-    """Then the posterior is never read, and the decoder is fed what marginal attention feeds."""
-    models = [
-        model_of(attention=attention("general", alignment=kind), decoder__input_feeding=True)
-        for kind in (POSTERIOR | {"prior_share": 1.0}, MARGINAL)
-    ]
-    models[1].load_state_dict(models[0].state_dict())
-    one, other = (logits_of(model, model(SOURCE, LENGTHS, TARGET)) for model in models)
-    torch.testing.assert_close(one, other, **EXACT)
-    assert isinstance(models[0].decoder, LatentDecoder)

@@ -1,4 +1,4 @@
-"""Laws of the whole model, over the product of its parts."""
+"""Laws of the whole model, over combinations of its parts."""
 
 import itertools
 from typing import Any
@@ -22,35 +22,44 @@ from small_models import (
     TARGET,
     VALID,
     VARIATIONAL,
-    V,
     attention,
     logits_of,
     model_of,
-    regularised,
 )
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from nmt.model.prediction import Readouts
 from nmt.model.seq2seq import Seq2Seq
 from nmt.translate.beam import Scorer, Selection, beam_search
-from nmt.translate.prepared_model import SearchModel
 from nmt.translate.sampling import rollout
 from nmt.translate.search import Limits, SearchBatch, Symbols
 
+LOCAL_P = {"kind": "local_p", "reach": 1, "dim": 3}
+MONOTONIC = {"kind": "monotonic", "noise": 1.0, "initial_offset": 1.0}
+MOCHA = {"kind": "mocha", "noise": 1.0, "initial_offset": 1.0, "chunk": 2}
+FERTILITY = {"kind": "fertility", "fertility": 0.7}
+FIRST_ORDER = {"kind": "first_order", "reach": 2, "monotonic": False}
+LINEAR_CHAIN = {"kind": "linear_chain"}
+HEADS = {"kind": "heads", "heads": 2, "dim": 4}
+COVERAGE = {"kind": "linear", "loss_weight": 1.0, "loss_start": 0}
+
+
+def case(cell: str, layers: int, attend: str, feeding: bool, kind: dict[str, Any], **decoder: Any) -> dict[str, Any]:  # noqa: ANN401
+    """What to change of a small model."""
+    values = {"layers": layers, "attend": attend, "input_feeding": feeding, **decoder}
+    more = {f"decoder__{name}": value for name, value in values.items()}
+    return {"encoder__cell": cell, "decoder__cell": cell, "attention": kind, **more}
+
+
 COMBINATIONS = [
-    {
-        "encoder__cell": cell,
-        "decoder__cell": cell,
-        "decoder__layers": layers,
-        "decoder__attend": attend,
-        "decoder__input_feeding": feeding,
-        "decoder__readout": readout,
-        "decoder__bridge": bridge,
-        "decoder__lexical": layers == 2 and kind["kind"] != "none",
-        "decoder__fixnorm": readout == "deep",
-        "attention": kind,
-    }
+    case(
+        *(cell, layers, attend, feeding, kind),
+        readout=readout,
+        bridge=bridge,
+        lexical=layers == 2 and kind["kind"] != "none",
+        fixnorm=readout == "deep",
+        residual=readout == "deep" and layers == 2,
+    )
     for (cell, layers, readout, bridge), attend, feeding, kind in itertools.product(
         [
             ("gru", 1, "maxout", "final"),
@@ -65,46 +74,16 @@ COMBINATIONS = [
             CHO,
             attention("additive"),
             attention("dot"),
-            attention("location_aware", coverage={"kind": "linear", "loss_weight": 1.0, "loss_start": 0}),
-            attention(
-                "general",
-                window={"kind": "local_p", "reach": 1, "dim": 3},
-                projection={"kind": "heads", "heads": 2, "dim": 4},
-            ),
-            attention("normed_additive", normalizer={"kind": "monotonic", "noise": 1.0, "initial_offset": 1.0}),
+            attention("location_aware", coverage=COVERAGE),
+            attention("general", window=LOCAL_P, projection=HEADS),
+            attention("normed_additive", normalizer=MONOTONIC),
         ],
     )
     if (attend == "after" or kind["kind"] != "none") and (attend != "first_layer" or (layers == 2 and not feeding))
 ]
 COMBINATIONS += [
-    regularised(
-        cell, layers, decoder__attend=attend, decoder__input_feeding=feeding, decoder__lexical=lexical, attention=kind
-    )
-    for cell, layers, attend, feeding, lexical, kind in [
-        ("gru", 1, "before", False, True, attention("additive")),
-        ("lstm", 2, "before", True, False, attention("additive")),
-        ("gru", 3, "between", False, False, attention("dot")),
-        ("lstm", 1, "between", True, True, attention("additive")),
-        ("rnn", 2, "after", True, False, attention("general")),
-        ("lstm", 3, "after", False, True, attention("dot")),
-        ("gru", 2, "after", False, False, CHO),
-        ("lstm", 3, "first_layer", False, True, attention("additive")),
-        ("gru", 2, "first_layer", False, False, attention("location_aware")),
-    ]
-]
-MOCHA = {"kind": "mocha", "noise": 1.0, "initial_offset": 1.0, "chunk": 2}
-FERTILITY = {"kind": "fertility", "fertility": 0.7}
-HEADS = {"kind": "heads", "heads": 2, "dim": 4}
-COMBINATIONS += [
-    {
-        "encoder__cell": cell,
-        "decoder__cell": cell,
-        "decoder__layers": layers,
-        "decoder__attend": attend,
-        "decoder__input_feeding": feeding,
-        "attention": kind,
-    }
-    for (cell, layers, attend, feeding), kind in itertools.product(
+    case(*timing, kind)
+    for timing, kind in itertools.product(
         [
             ("gru", 1, "before", False),
             ("lstm", 2, "after", False),
@@ -112,121 +91,62 @@ COMBINATIONS += [
             ("gru", 2, "first_layer", False),
         ],
         [
-            attention("general", normalizer={"kind": "linear_chain"}),
+            attention("general", normalizer=LINEAR_CHAIN),
             attention("additive", normalizer=FERTILITY, projection=HEADS),
-            attention("dot", normalizer=FERTILITY, coverage={"kind": "linear", "loss_weight": 1.0, "loss_start": 0}),
+            attention("dot", normalizer=FERTILITY, coverage=COVERAGE),
             attention("normed_additive", normalizer=MOCHA),
             attention("location_aware", normalizer=MOCHA, projection=HEADS),
             attention("gaussian_mixture"),
         ],
     )
 ]
-GNMT = {
-    "encoder__bidirectional": "first",
-    "encoder__residual": 3,
-    "decoder__residual": 3,
-    "decoder__attend": "first_layer",
-    "decoder__input_feeding": False,
-    "decoder__lexical": False,
-    "attention": attention("normed_additive"),
-}
-COMBINATIONS.append({**regularised("lstm", 4), **GNMT})
+GNMT = case("lstm", 4, "first_layer", False, attention("normed_additive"), residual=3)
+GNMT |= {"encoder__bidirectional": "first", "encoder__layers": 4, "encoder__residual": 3}
+COMBINATIONS += [GNMT, case("gru", 1, "after", False, attention("dot")) | {"encoder__self_attention": SELF_ATTENTION}]
 FEW = MARGINAL | {"top_k": 3, "min_share": 0.5}
-COVERAGE = {"kind": "linear", "loss_weight": 1.0, "loss_start": 0}
-FIRST_ORDER = {"kind": "first_order", "reach": 2, "monotonic": False}
+EXACT_POSTERIOR = POSTERIOR | {"prior_share": 0.0}
 LATENT = [
-    regularised(
-        cell,
-        layers,
-        decoder__attend=attend,
-        decoder__input_feeding=feeding,
-        decoder__readout=readout,
-        decoder__lexical=lexical,
-        decoder__fixnorm=lexical,
-        attention=kind,
-    )
-    for cell, layers, attend, feeding, readout, lexical, kind in [
-        ("gru", 1, "after", True, "deep", True, attention("general", alignment=MARGINAL)),
-        ("lstm", 2, "before", False, "maxout", False, attention("additive", alignment=MARGINAL | {"top_k": 2})),
-        ("gru", 1, "between", True, "attentional", True, attention("dot", alignment=MARGINAL)),
+    case(*timing, kind, readout=readout, lexical=lexical, fixnorm=lexical, residual=timing[1] == 2)
+    for timing, readout, lexical, kind in [
+        (("gru", 1, "after", True), "deep", True, attention("general", alignment=MARGINAL)),
+        (("lstm", 2, "before", False), "maxout", False, attention("additive", alignment=MARGINAL | {"top_k": 2})),
+        (("gru", 1, "between", True), "attentional", True, attention("dot", alignment=MARGINAL)),
+        (("lstm", 2, "first_layer", False), "deep", True, attention("additive", alignment=FEW)),
         (
-            "lstm",
-            2,
-            "first_layer",
-            False,
-            "deep",
-            True,
-            attention("additive", alignment=MARGINAL | {"top_k": 3, "min_share": 0.5}),
-        ),
-        (
-            *("rnn", 1, "after", False, "deep", False),
+            *(("rnn", 1, "after", False), "deep", False),
             attention("location_aware", alignment=MARGINAL, window={"kind": "local_m", "reach": 1}),
         ),
+        (("gru", 1, "after", False), "deep", False, attention("general", alignment=MARGINAL, window=LOCAL_P)),
+        (("gru", 1, "after", True), "deep", False, attention("general", alignment=VARIATIONAL)),
+        (("lstm", 1, "before", False), "deep", True, attention("additive", alignment=VARIATIONAL | {"top_k": 2})),
         (
-            *("gru", 1, "after", False, "deep", False),
-            attention("general", alignment=MARGINAL, window={"kind": "local_p", "reach": 1, "dim": 3}),
+            *(("gru", 1, "after", True), "deep", False),
+            attention("general", alignment=VARIATIONAL, normalizer=LINEAR_CHAIN),
         ),
-        ("gru", 1, "after", True, "deep", False, attention("general", alignment=VARIATIONAL)),
-        ("lstm", 1, "before", False, "deep", True, attention("additive", alignment=VARIATIONAL | {"top_k": 2})),
+        (("gru", 1, "after", True), "deep", True, attention("general", alignment=POSTERIOR)),
+        (("lstm", 2, "after", True), "maxout", False, attention("additive", alignment=POSTERIOR | {"top_k": 2})),
         (
-            *("gru", 1, "after", True, "deep", False),
-            attention("general", alignment=VARIATIONAL, normalizer={"kind": "linear_chain"}),
+            *(("gru", 1, "after", False), "deep", True),
+            attention("general", alignment=EXACT_POSTERIOR, normalizer=FIRST_ORDER),
         ),
-        ("gru", 1, "after", True, "deep", True, attention("general", alignment=POSTERIOR)),
-        ("lstm", 2, "after", True, "maxout", False, attention("additive", alignment=POSTERIOR | {"top_k": 2})),
-        (
-            *("gru", 1, "after", False, "deep", True),
-            attention("general", alignment=POSTERIOR | {"prior_share": 0.0}, normalizer=FIRST_ORDER),
-        ),
-        (
-            *("gru", 1, "before", True, "deep", False),
-            attention(
-                "additive", alignment=POSTERIOR, coverage={"kind": "linear", "loss_weight": 0.0, "loss_start": 0}
-            ),
-        ),
+        (("gru", 1, "before", True), "deep", False, attention("additive", alignment=POSTERIOR, coverage=COVERAGE)),
     ]
 ]
 COMBINATIONS += LATENT
 COPYING = [
-    {
-        "encoder__cell": cell,
-        "decoder__cell": cell,
-        "decoder__layers": layers,
-        "decoder__attend": attend,
-        "decoder__input_feeding": feeding,
-        "decoder__readout": readout,
-        "decoder__lexical": lexical,
-        "decoder__fixnorm": lexical,
-        "decoder__copy": True,
-        "attention": kind,
-    }
-    for cell, layers, attend, feeding, readout, lexical, kind in [
-        ("gru", 1, "after", False, "deep", False, attention("dot")),
-        ("lstm", 2, "before", True, "maxout", True, attention("additive", coverage=COVERAGE)),
-        ("gru", 1, "between", False, "attentional", True, attention("general", projection=HEADS)),
-        ("lstm", 2, "first_layer", False, "deep", False, attention("additive", normalizer={"kind": "sparsemax"})),
-        (
-            *("rnn", 2, "after", True, "deep", True),
-            attention("general", window={"kind": "local_p", "reach": 1, "dim": 3}),
-        ),
-        ("gru", 1, "after", False, "maxout", False, attention("normed_additive", normalizer=MOCHA, projection=HEADS)),
-        ("lstm", 1, "before", False, "deep", False, attention("dot", normalizer=FERTILITY)),
+    case(*timing, kind, readout=readout, lexical=lexical, fixnorm=lexical, copy=True)
+    for timing, readout, lexical, kind in [
+        (("gru", 1, "after", False), "deep", False, attention("dot")),
+        (("lstm", 2, "before", True), "maxout", True, attention("additive", coverage=COVERAGE)),
+        (("gru", 1, "between", False), "attentional", True, attention("general", projection=HEADS)),
+        (("lstm", 2, "first_layer", False), "deep", False, attention("additive", normalizer={"kind": "sparsemax"})),
+        (("rnn", 2, "after", True), "deep", True, attention("general", window=LOCAL_P)),
+        (("gru", 1, "after", False), "maxout", False, attention("normed_additive", normalizer=MOCHA, projection=HEADS)),
+        (("lstm", 1, "before", False), "deep", False, attention("dot", normalizer=FERTILITY)),
     ]
 ]
 COMBINATIONS += COPYING
-
-
-class Casts(TorchDispatchMode):
-    """Notes what is cast while it is entered."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inputs: list[Tensor] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
-        if func is torch.ops.aten._to_copy.default:
-            self.inputs.append(args[0])
-        return func(*args, **(kwargs or {}))
+SYMBOLS, CPU = Symbols(BOS, EOS, (PAD, BOS)), torch.device("cpu")
 
 
 def label(changes: dict[str, Any]) -> str:
@@ -237,8 +157,7 @@ def label(changes: dict[str, Any]) -> str:
             kind += f"-{parts[part]['kind']}"
     feed = "-feed" if changes["decoder__input_feeding"] else ""
     feed += "-copy" if changes.get("decoder__copy") else ""
-    more = "-regularised" if "embedding__dropout" in changes else ""
-    return f"{changes['encoder__cell']}{changes['decoder__layers']}-{changes['decoder__attend']}{feed}-{kind}{more}"
+    return f"{changes['encoder__cell']}{changes['decoder__layers']}-{changes['decoder__attend']}{feed}-{kind}"
 
 
 def choices(changes: dict[str, Any]) -> list[tuple[str, str]]:
@@ -248,58 +167,62 @@ def choices(changes: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 EVERY = slow_but_pairwise(COMBINATIONS, choices)
+EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
 
-@pytest.fixture(params=EVERY, ids=label)
-def model(request: pytest.FixtureRequest) -> Seq2Seq:
-    return model_of(**request.param)
+@pytest.mark.parametrize("changes", EVERY, ids=label)
+def test_laws(changes: dict[str, Any]) -> None:
+    """All are of one model, with one pass over a batch."""
+    model = model_of(**changes)
+    with torch.no_grad():
+        decoded = model(SOURCE, LENGTHS, TARGET)
+        logits = logits_of(model, decoded)
+        steps_go_where_teacher_forcing_goes(model, decoded.weights, logits)
+        if not model.decoder.stepped:
+            both_ways_through_the_decoder_are_equal(model)
+        padding_and_batch_mates_change_nothing(model, logits)
+        a_word_depends_on_the_words_before_it_alone(model, logits)
+    every_parameter_takes_part(model)
 
 
-def test_stepping_equals_one_call(model: Seq2Seq) -> None:
-    """The search's steps, given the target's words, go where teacher forcing goes."""
-    decoded = model(SOURCE, LENGTHS, TARGET)
-    logits = logits_of(model, decoded)
+def steps_go_where_teacher_forcing_goes(model: Seq2Seq, weights: Tensor | None, logits: Tensor) -> None:
     state = model.encode(SOURCE, LENGTHS)
     for t in range(TARGET.shape[1]):
         step = model.step(TARGET[:, t], state)
-        torch.testing.assert_close(step.logits, logits[:, t], rtol=1e-10, atol=1e-10)
-        if decoded.weights is not None:
-            torch.testing.assert_close(step.weights, decoded.weights[:, t], rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(step.logits, logits[:, t], **EXACT)
+        if weights is not None:
+            torch.testing.assert_close(step.weights, weights[:, t], **EXACT)
         state = step.state
 
 
-def test_both_ways_through_the_decoder_are_equal(model: Seq2Seq) -> None:
-    if model.decoder.stepped:
-        return
+def both_ways_through_the_decoder_are_equal(model: Seq2Seq) -> None:
     embedded = model.target_embedding(TARGET)
     fused = model.decoder.forward_fused(embedded, model.encode(SOURCE, LENGTHS))
     stepped = model.decoder.forward_stepped(embedded, model.encode(SOURCE, LENGTHS))
-    torch.testing.assert_close(fused.readouts, stepped.readouts, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(fused.readouts, stepped.readouts, **EXACT)
     if fused.weights is not None:
-        torch.testing.assert_close(fused.weights, stepped.weights, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(fused.weights, stepped.weights, **EXACT)
 
 
-def test_padding_and_batch_mates_change_nothing(model: Seq2Seq) -> None:
-    together = logits_of(model, model(SOURCE, LENGTHS, TARGET))
+def padding_and_batch_mates_change_nothing(model: Seq2Seq, together: Tensor) -> None:
     for row, length in enumerate(LENGTHS.tolist()):
         one = slice(row, row + 1)
         alone = logits_of(model, model(SOURCE[one, :length], LENGTHS[one], TARGET[one]))
-        torch.testing.assert_close(alone[0], together[row], rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(alone[0], together[row], **EXACT)
     wide = torch.full((3, 9), 12)
     wide[:, :5] = torch.where(SOURCE == PAD, 12, SOURCE)  # other words where padding was
-    other = logits_of(model, model(wide, LENGTHS, TARGET))
-    torch.testing.assert_close(other, together, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(logits_of(model, model(wide, LENGTHS, TARGET)), together, **EXACT)
 
 
-def test_a_word_depends_on_the_words_before_it_alone(model: Seq2Seq) -> None:
+def a_word_depends_on_the_words_before_it_alone(model: Seq2Seq, before: Tensor) -> None:
     changed = TARGET.clone()
     changed[:, 2] = 5
-    before, after = (logits_of(model, model(SOURCE, LENGTHS, target)) for target in (TARGET, changed))
+    after = logits_of(model, model(SOURCE, LENGTHS, changed))
     assert torch.equal(before[:, :2], after[:, :2])
     assert not torch.equal(before[:, 2], after[:, 2])
 
 
-def test_every_parameter_takes_part(model: Seq2Seq) -> None:
+def every_parameter_takes_part(model: Seq2Seq) -> None:
     """No part of the model is built and then not used."""
     model.train()
     decoded = model(SOURCE, LENGTHS, TARGET, target_out=TARGET)
@@ -308,109 +231,44 @@ def test_every_parameter_takes_part(model: Seq2Seq) -> None:
     assert idle == []
 
 
-def test_a_beam_of_one_equals_greedy(model: Seq2Seq) -> None:
-    symbols, limits = Symbols(BOS, EOS, (PAD, BOS)), Limits(1, [9, 6, 8])
-    with torch.no_grad():
-        batch = SearchBatch(model.step, model.encode(SOURCE, LENGTHS), symbols, limits, torch.device("cpu"))
-        beam = beam_search(batch, Selection(1, EOS), scorer=Scorer("average", 1.0))
-        greedy = rollout(batch, lambda log_probs, _: log_probs.argmax(-1))
-    assert [found[0].tokens for found in beam] == [found.tokens for found in greedy]
-
-
-def test_a_beam_that_shares_sentences_finds_what_one_with_copies_finds(model: Seq2Seq) -> None:
-    symbols, limits = Symbols(BOS, EOS, (PAD, BOS)), Limits(1, [9, 3, 6])
-    results = []
-    with torch.no_grad():
-        state = model.encode(SOURCE, LENGTHS)
-        for each in (state, state._replace(shares_source=False)):
-            batch = SearchBatch(model.step, each, symbols, limits, torch.device("cpu"))
-            results.append(beam_search(batch, Selection(3, EOS), 3, scorer=Scorer("average", 1.0)))
-    for shared, copied in zip(*results, strict=True):
+@torch.no_grad()
+@pytest.mark.parametrize("changes", COMBINATIONS[::9], ids=label)
+def test_beams(changes: dict[str, Any]) -> None:
+    """A beam of one equals greedy search; sharing sentences changes nothing; the rows that a search reports belong to
+    the tokens that it reports."""
+    model = model_of(**changes)
+    state, limits, penalty = model.encode(SOURCE, LENGTHS), Limits(1, [9, 3, 6]), Scorer("average", 1.0)
+    batch = SearchBatch(model.step, state, SYMBOLS, limits, CPU)
+    greedy = rollout(batch, lambda log_probs, _: log_probs.argmax(-1))
+    alone = beam_search(batch, Selection(1, EOS), scorer=penalty)
+    assert [found[0].tokens for found in alone] == [found.tokens for found in greedy]
+    copies = SearchBatch(model.step, state._replace(shares_source=False), SYMBOLS, limits, CPU)
+    results = [beam_search(each, Selection(3, EOS), 3, scorer=penalty) for each in (batch, copies)]
+    for row, (shared, copied) in enumerate(zip(*results, strict=True)):
         assert [each.tokens for each in shared] == [each.tokens for each in copied]
         for ours, theirs in zip(shared, copied, strict=True):
             assert ours.score == pytest.approx(theirs.score, abs=1e-5)
-            if ours.attention is not None:
-                torch.testing.assert_close(ours.attention, theirs.attention, rtol=1e-4, atol=1e-5)
+            one, target = slice(row, row + 1), torch.tensor([[BOS, *ours.tokens[:-1]]])
+            decoded = model(SOURCE[one], LENGTHS[one], target)
+            log_probs = logits_of(model, decoded)[0].log_softmax(-1)
+            forced = log_probs.gather(1, torch.tensor(ours.tokens)[:, None]).sum()
+            assert ours.log_prob == pytest.approx(float(forced), abs=1e-4)
+            assert (ours.attention is None) == (decoded.weights is None)
+            if ours.attention is not None and decoded.weights is not None:
+                torch.testing.assert_close(ours.attention.double(), decoded.weights[0], rtol=1e-4, atol=1e-5)
 
 
 def test_beams_share_their_sentence_unless_the_attention_reads_the_past() -> None:
     for each in (attention("additive"), attention("additive", window={"kind": "local_m", "reach": 1})):
         assert model_of(attention=each).encode(SOURCE, LENGTHS).shares_source
-    coverage = {"kind": "linear", "loss_weight": 0.0, "loss_start": 0}
     for each in (
         attention("location_aware"),
-        attention("additive", coverage=coverage),
+        attention("additive", coverage=COVERAGE),
         attention("dot", normalizer=FERTILITY),
         attention("normed_additive", normalizer=MOCHA),
         attention("gaussian_mixture"),
     ):
         assert not model_of(attention=each).encode(SOURCE, LENGTHS).shares_source
-
-
-def test_beam_attention_is_that_of_forced_decoding(model: Seq2Seq) -> None:
-    """The rows a search reports belong to the tokens it reports."""
-    symbols, limits = Symbols(BOS, EOS, (PAD, BOS)), Limits(2, [6, 6, 6])
-    with torch.no_grad():
-        batch = SearchBatch(model.step, model.encode(SOURCE, LENGTHS), symbols, limits, torch.device("cpu"))
-        found = beam_search(batch, Selection(4, EOS), scorer=Scorer())
-        for row, (best, *_) in enumerate(found):
-            target = torch.tensor([[BOS, *best.tokens[:-1]]])
-            decoded = model(SOURCE[row : row + 1], LENGTHS[row : row + 1], target)
-            log_probs = logits_of(model, decoded)[0].log_softmax(-1)
-            forced = log_probs.gather(1, torch.tensor(best.tokens)[:, None]).sum()
-            assert best.log_prob == pytest.approx(float(forced), abs=1e-4)
-            if decoded.weights is None:
-                assert best.attention is None
-            else:
-                assert best.attention is not None
-                torch.testing.assert_close(best.attention.double(), decoded.weights[0], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("part", ["fixnorm", "lexical"])
-def test_no_tensor_is_cast_at_two_steps(part: str) -> None:
-    """What all steps of a search read is cast once; the logits keep the bits of an output layer that casts anew."""
-    model = model_of(**{f"decoder__{part}": True}, decoder__input_feeding=True).float()
-    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-        prepared, casts = SearchModel(model, 1, lambda weight, bounded=False: weight), []
-        state = prepared.encode(SOURCE, LENGTHS)
-        for word in TARGET.unbind(1):
-            with Casts() as found:
-                output = prepared.step(word, state)
-            state = output.state
-            casts.append(found.inputs)
-            if part == "fixnorm":
-                assert torch.equal(output.logits, model.output(state.hypothesis.feed))
-    _, second, third, _ = ({each.data_ptr() for each in step} for step in casts)  # all still there: no address twice
-    assert second
-    assert not second & third
-
-
-def test_fused_only_where_nothing_feeds_back() -> None:
-    assert not model_of().decoder.stepped
-    assert model_of(decoder__attend="before").decoder.stepped
-    assert model_of(decoder__input_feeding=True).decoder.stepped
-    assert not model_of(decoder__attend="first_layer", decoder__layers=2).decoder.stepped
-
-
-@pytest.mark.parametrize("kind", ["before", "after"])
-def test_timing_queries_the_previous_or_the_current_state(kind: str) -> None:
-    """Before: the first weights follow from the first state alone, whatever the first word is. After: not."""
-    model = model_of(decoder__attend=kind)
-    other = TARGET.clone()
-    other[:, 0] = 11
-    weights = [model(SOURCE, LENGTHS, target).weights[:, 0] for target in (TARGET, other)]
-    assert torch.equal(*weights) == (kind == "before")
-
-
-def test_input_feeding_feeds_the_readout() -> None:
-    model = model_of(decoder__input_feeding=True)
-    start = model.encode(SOURCE, LENGTHS)
-    assert start.hypothesis.feed is not None
-    assert not start.hypothesis.feed.any()
-    readout, _, state = model.decoder.step(model.target_embedding(TARGET[:, 0]), start)
-    assert torch.equal(state.hypothesis.feed, readout.readouts)
-    changed = state._replace(hypothesis=state.hypothesis._replace(feed=state.hypothesis.feed + 1))
-    assert not torch.equal(model.step(TARGET[:, 1], state).logits, model.step(TARGET[:, 1], changed).logits)
 
 
 @pytest.mark.parametrize("kind", [attention("dot"), attention("dot", projection=SELF_ATTENTION["projection"])])
@@ -431,18 +289,6 @@ def test_the_lexical_model_adds_what_the_attended_words_say(feeding: bool, kind:
     torch.testing.assert_close(with_words.readouts - without.readouts, said)
 
 
-def test_with_fixnorm_the_first_gradient_is_not_that_of_padding() -> None:
-    """Its row of the tied table is zero, where a direction has no derivative."""
-    model = model_of(decoder__fixnorm=True, embedding__tie_output=True)
-    weight, pad = model.output.weight, model.target_embedding.padding_idx
-    assert not weight[pad].any()
-    readouts = torch.randn(7, weight.shape[1], dtype=weight.dtype)
-    F.cross_entropy(model.output(readouts), torch.tensor([4, 5, 6, 7, 4, 5, 6])).backward()
-    assert weight.grad is not None
-    lengths = weight.grad.norm(dim=-1)
-    assert lengths[pad] < 1000 * lengths.median()
-
-
 def test_with_fixnorm_a_logit_is_a_scaled_cosine() -> None:
     """However long a word's vector and the readout are. The scale is sqrt(R) before training."""
     model = model_of(decoder__fixnorm=True, embedding__tie_output=False)
@@ -461,30 +307,6 @@ def test_with_fixnorm_a_logit_is_a_scaled_cosine() -> None:
     assert model_of().output.scale is None
 
 
-def test_the_lexical_model_drops_words_and_what_it_adds() -> None:
-    model = model_of(decoder__lexical=True, decoder__dropout=0.5, embedding__dropout=0.3).train()
-    state = model.encode(SOURCE, LENGTHS)
-    assert state.source.words is not None
-    assert (state.source.words[VALID] == 0).any()
-    model.decoder.readout.proj.weight.data.zero_()  # leaves what the lexical model says
-    readouts = model.decoder(model.target_embedding(TARGET), state).readouts
-    assert 0.2 < (readouts == 0).float().mean() < 0.8
-
-
-@pytest.mark.parametrize(("context", "expected"), [("first_state", False), ("every_step", True)])
-def test_the_fixed_vector_enters_once_or_at_every_step(context: str, expected: bool) -> None:
-    model = model_of(attention={"kind": "none", "context": context})
-    assert (model.encode(SOURCE, LENGTHS).hypothesis.fixed is not None) == expected
-
-
-def test_ties_share_one_matrix() -> None:
-    model = model_of()
-    assert model.source_embedding.weight is model.target_embedding.weight is model.output.weight
-    loose = model_of(embedding__tie_source_target=False, embedding__tie_output=False, decoder__readout_dim=5)
-    assert loose.source_embedding.weight is not loose.target_embedding.weight
-    assert loose.output.weight.shape == (V, 5)
-
-
 def test_the_bridge_reads_the_final_or_the_mean_state() -> None:
     model, mean = model_of(), model_of(decoder__bridge="mean")
     embedded = model.source_embedding(SOURCE[:1])
@@ -496,28 +318,36 @@ def test_the_bridge_reads_the_final_or_the_mean_state() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"encoder__dropout": 0.5}, {"decoder__dropout": 0.5}, {"embedding__dropout": 0.5}],
-    ids=lambda changes: next(iter(changes)),
+    [
+        {"encoder__dropout": 0.5},
+        {"decoder__dropout": 0.5},
+        {"embedding__dropout": 0.5},
+        {"decoder__dropout": 0.5, "decoder__layers": 2},
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("feeding", [False, True])
 def test_dropout_acts_in_training_only(changes: dict[str, Any], feeding: bool) -> None:
     model = model_of(decoder__input_feeding=feeding, **changes)
+    if changes.get("decoder__layers"):
+        model.decoder.dropout.p = 0.0  # leaves the dropout between layers
     assert torch.equal(model(SOURCE, LENGTHS, TARGET).readouts, model(SOURCE, LENGTHS, TARGET).readouts)
     model.train()
-    assert not torch.equal(model(SOURCE, LENGTHS, TARGET).readouts, model(SOURCE, LENGTHS, TARGET).readouts)
+    torch.manual_seed(1)
+    one, other = model(SOURCE, LENGTHS, TARGET).readouts, model(SOURCE, LENGTHS, TARGET).readouts
+    assert not torch.equal(one, other)
+    torch.manual_seed(1)
+    assert torch.equal(model(SOURCE, LENGTHS, TARGET).readouts, one)
 
 
-@pytest.mark.parametrize("feeding", [False, True])
-def test_dropout_between_decoder_layers_acts_on_both_ways(feeding: bool) -> None:
-    model = model_of(decoder__layers=2, decoder__dropout=0.5, decoder__input_feeding=feeding)
-    model.decoder.dropout.p = 0.0  # leaves the dropout between layers
-    model.train()
-    assert not torch.equal(model(SOURCE, LENGTHS, TARGET).readouts, model(SOURCE, LENGTHS, TARGET).readouts)
-
-
-def test_a_unidirectional_deep_encoder_works() -> None:
-    model = model_of(encoder__bidirectional=False, encoder__layers=2, encoder__hidden=8)
-    assert model(SOURCE, LENGTHS, TARGET).weights.shape == (3, 4, 5)
+def test_word_dropout_takes_whole_words_one_by_one() -> None:
+    model = model_of(embedding__word_dropout=0.4).train()
+    words = torch.ones(60, 9, 6).double()
+    dropped = model.dropout(words)
+    gone = (dropped == 0).all(-1)
+    torch.testing.assert_close(dropped, torch.where(gone[..., None], 0.0, words / 0.6))
+    assert abs(gone.double().mean() - 0.4) < 0.11  # 5 standard deviations
+    assert model.eval().dropout(words) is words
 
 
 @pytest.mark.parametrize("cell", ["rnn", "gru", "lstm"])
@@ -568,33 +398,3 @@ def test_self_attention_is_a_normed_residual_of_the_states() -> None:
         attended = layer.attention.sequence(expected, memory, past)
         expected = layer.norm(expected + attended.context) * VALID[:, :, None]
     torch.testing.assert_close(states, expected)
-
-
-@pytest.mark.parametrize("normalizer", [SELF_ATTENTION["normalizer"], {"kind": "linear_chain"}])
-def test_self_attention_knows_no_padding_or_batch_mates(normalizer: dict[str, Any]) -> None:
-    model = model_of(encoder__self_attention={**SELF_ATTENTION, "normalizer": normalizer})
-    together = model(SOURCE, LENGTHS, TARGET).readouts
-    for row, length in enumerate(LENGTHS.tolist()):
-        one = slice(row, row + 1)
-        alone = model(SOURCE[one, :length], LENGTHS[one], TARGET[one]).readouts
-        torch.testing.assert_close(alone, together[one], rtol=1e-10, atol=1e-10)
-
-
-def test_initialisation_keeps_single_numbers_and_layer_norms() -> None:
-    model = model_of(
-        encoder__self_attention=SELF_ATTENTION,
-        attention=attention("normed_additive", normalizer={"kind": "monotonic", "noise": 1.0, "initial_offset": -3.0}),
-    )
-    assert model.encoder.self_attention[0].norm.weight.eq(1).all()
-    inner = model.decoder.attention
-    assert inner.normalizer.offset.item() == -3
-    assert inner.score.gain.item() == pytest.approx(6**-0.5)
-
-
-def test_an_lstm_passes_its_inputs_on_as_strongly_as_a_gru() -> None:
-    sizes = {}
-    for cell in ("gru", "lstm"):
-        encoder = model_of(encoder__cell=cell, encoder__layers=1, encoder__hidden=64, attention=NONE).encoder.rnn
-        inputs = torch.randn(64, 1, encoder.input_size, dtype=torch.float64) / encoder.input_size**0.5
-        sizes[cell] = encoder(inputs)[0].std().item()
-    assert 0.5 < sizes["lstm"] / sizes["gru"] < 2

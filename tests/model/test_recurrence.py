@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import model_of
 from torch import Tensor, nn
 
 from nmt.model.recurrent import Recurrent, RecurrentState, UpperLayers, prepare_layers, run_rnn, step_layer
@@ -117,15 +116,6 @@ def test_dropout_between_layers_acts_in_training_only() -> None:
     for below, beside in ((inputs, torch.zeros_like(context)), (torch.zeros_like(inputs), context)):
         one, two = (upper(below, RecurrentState((), ()), upper.prepare(), context=beside)[0] for _ in range(2))
         assert not torch.equal(one, two)
-
-
-@pytest.mark.parametrize("layers", [2, 3])
-def test_models_drop_between_their_layers(layers: int) -> None:
-    changes = {"encoder__bidirectional": "first", "encoder__hidden": 8, "decoder__attend": "first_layer"}
-    sizes = {"encoder__layers": layers, "decoder__layers": layers}
-    model = model_of(**changes, **sizes, encoder__dropout=0.25, decoder__dropout=0.5)
-    networks = [model.encoder.rnn, *model.encoder.upper.layers, model.decoder.rnn, *model.decoder.upper.layers]
-    assert [rnn.dropout for rnn in networks] == [0.25] * layers + [0.5] * layers
 
 
 def test_select_takes_rows_of_every_layer() -> None:

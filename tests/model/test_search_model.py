@@ -48,17 +48,16 @@ def assert_same_steps(changes: dict[str, Any], hypotheses: int) -> None:
 
 @pytest.mark.parametrize("changes", EVERY, ids=label)
 def test_steps_equal_the_models_own(changes: dict[str, Any]) -> None:
-    assert_same_steps(changes, hypotheses=1)
     assert_same_steps(changes, hypotheses=2)  # which share a projected memory
 
 
-@pytest.mark.parametrize("changes", COMBINATIONS[::7], ids=label)
+@pytest.mark.parametrize("changes", COMBINATIONS[::11], ids=label)
 def test_without_a_table_of_words(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search_model, "MAX_TABLE", 0)
-    assert_same_steps(changes, hypotheses=2)
+    assert_same_steps(changes, hypotheses=1)
 
 
-@pytest.mark.parametrize("changes", COMBINATIONS[::5], ids=label)
+@pytest.mark.parametrize("changes", COMBINATIONS[::17], ids=label)
 def test_a_beam_finds_the_same(changes: dict[str, Any]) -> None:
     model = model_of(**changes)
     prepared = SearchModel(model, 3, unpacked)
@@ -71,7 +70,7 @@ def test_a_beam_finds_the_same(changes: dict[str, Any]) -> None:
         assert [each.log_prob for each in one] == pytest.approx([each.log_prob for each in other], abs=1e-5)
 
 
-@pytest.mark.parametrize("changes", COMBINATIONS[::7], ids=label)
+@pytest.mark.parametrize("changes", COMBINATIONS[::13], ids=label)
 def test_a_vocabulary_leaves_the_logits_of_its_tokens(changes: dict[str, Any]) -> None:
     """A mixture normalises each of its distributions over the vocabulary, and so does a model that copies the one it
     mixes with copies: only a vocabulary of all tokens leaves it."""

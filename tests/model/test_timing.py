@@ -12,12 +12,10 @@ import pytest
 import torch
 from conftest import TINY, values_of
 from numpy.typing import NDArray
-from torch import Tensor
 
 from nmt.config.compose import validated
 from nmt.config.schema import TrainConfig
 from nmt.model.build import build_model
-from nmt.model.decoder import Decoder
 from nmt.model.seq2seq import Seq2Seq
 
 Array = NDArray[np.float64]
@@ -185,98 +183,3 @@ def test_equals_the_recurrence(model: Seq2Seq) -> None:
         np.testing.assert_allclose(decoded.readouts[b].numpy(), readouts, rtol=0, atol=1e-10)
         np.testing.assert_allclose(decoded.weights[b, :, :length].numpy(), weights, rtol=0, atol=1e-10)
         assert not decoded.weights[b, :, length:].any()
-
-
-def changed(one: Tensor, other: Tensor) -> list[int]:
-    """(B, T, ...) -> the steps at which they differ."""
-    return [t for t in range(one.shape[1]) if not torch.equal(one[:, t], other[:, t])]
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("t", range(TARGET.shape[1]))
-def test_a_word_moves_the_weights_after_it_and_where_the_query_has_seen_it_those_beside_it(
-    model: Seq2Seq, t: int
-) -> None:
-    """Row t leads to the readout of step t, whose input is word t; attending before the step does not know that word,
-    though the readout does."""
-    other = TARGET.clone()
-    other[:, t] = (TARGET[:, t] - 4 + 1) % (V - 4) + 4
-    one, two = model(SOURCE, LENGTHS, TARGET), model(SOURCE, LENGTHS, other)
-    steps = list(range(TARGET.shape[1]))
-    assert changed(one.readouts, two.readouts) == steps[t:]
-    assert changed(one.weights, two.weights) == steps[t + (model.decoder.attend == "before") :]
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("timing", ONE_OF_EACH, ids=str)
-def test_the_readout_of_a_step_sees_the_context_of_its_own_row(timing: Timing) -> None:
-    """With a readout that passes the first numbers of the context on, and nothing else."""
-    model = model_of(timing, readout="attentional")
-    R, H, M = model.output.in_features, model.decoder.rnn.hidden_size, model.encoder.output_dim
-    model.decoder.readout.proj.bias.zero_()
-    model.decoder.readout.proj.weight.copy_(torch.cat([torch.zeros(R, H), torch.eye(R, M)], dim=1))
-    decoded, states = model(SOURCE, LENGTHS, TARGET), model.encode(SOURCE, LENGTHS).source.memory.values
-    contexts = torch.bmm(decoded.weights, states)
-    torch.testing.assert_close(decoded.readouts[:, :, :M].atanh(), contexts, rtol=0, atol=1e-10)
-    assert len(changed(contexts[:, :-1], contexts[:, 1:])) == TARGET.shape[1] - 1  # no two rows are alike
-
-
-@torch.no_grad()
-def test_the_query_is_the_top_state_before_or_after_the_step_or_the_first_layers(model: Seq2Seq) -> None:
-    """A score that records its queries."""
-    queries: list[Tensor] = []
-    model.decoder.attention.score.register_forward_pre_hook(lambda _, given: queries.append(given[0]))
-    state = model.encode(SOURCE, LENGTHS)
-    tops, bottoms = [model.decoder._output(state.hypothesis.recurrent)], []
-    for t in range(TARGET.shape[1]):
-        _, _, state = model.decoder.step(model.target_embedding(TARGET[:, t]), state)
-        tops.append(model.decoder._output(state.hypothesis.recurrent))
-        bottoms.append(state.hypothesis.recurrent.hidden[0])
-    asked = torch.cat(queries, dim=1)
-    if model.decoder.attend == "before":
-        assert torch.equal(asked, torch.stack(tops[:-1], dim=1))
-    elif model.decoder.attend == "after":
-        assert torch.equal(asked, torch.stack(tops[1:], dim=1))
-    elif model.decoder.attend == "first_layer":
-        assert torch.equal(asked, torch.stack(bottoms, dim=1))
-    else:
-        for place in (tops[:-1], tops[1:]):
-            assert len(changed(asked, torch.stack(place, dim=1))) == TARGET.shape[1]
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("timing", ONE_OF_EACH, ids=str)
-def test_each_step_goes_on_from_what_the_steps_before_it_attended_to(timing: Timing) -> None:
-    """Coverage over a sentence: as if the attention had been asked all its queries at once."""
-    model, queries = model_of(timing, coverage="linear"), []
-    attention, start = model.decoder.attention, model.encode(SOURCE, LENGTHS)
-    hook = attention.score.register_forward_pre_hook(lambda _, given: queries.append(given[0]))
-    stepped = model.decoder.forward_stepped(model.target_embedding(TARGET), start).weights
-    hook.remove()
-    asked = torch.cat(queries, dim=1)
-    expected = attention.sequence(asked, start.source.memory, start.source.past).weights
-    torch.testing.assert_close(stepped, expected, rtol=0, atol=1e-10)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("coverage", ["none", "linear"])
-def test_the_first_layer_queries_for_all_steps_at_once(coverage: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless the attention reads its past; then the attention alone goes step by step."""
-    model, queries = model_of(Timing("first_layer", False, "lstm", 3), coverage=coverage), []
-    model.decoder.attention.score.register_forward_pre_hook(lambda _, given: queries.append(given[0].shape[1]))
-    monkeypatch.delattr(Decoder, "_decode_step")
-    model(SOURCE, LENGTHS, TARGET)
-    T = TARGET.shape[1]
-    assert queries == ([T] if coverage == "none" else [1] * T)
-
-
-@torch.no_grad()
-def test_the_first_layer_sees_words_alone_and_the_layers_above_see_the_context() -> None:
-    """Another source changes the context: with the same first states, the first layer stays as it is."""
-    model = model_of(Timing("first_layer", False, "lstm", 3))
-    start = model.encode(SOURCE, LENGTHS)
-    memory = start.source.memory._replace(values=start.source.memory.values + 1)
-    other = start._replace(source=start.source._replace(memory=memory))
-    word = model.target_embedding(TARGET[:, 0])
-    one, two = (model.decoder.step(word, state)[2].hypothesis.recurrent for state in (start, other))
-    assert [torch.equal(*each) for each in zip(one.hidden, two.hidden, strict=True)] == [True, False, False]

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from nmt.model.recurrent import gru_gates, lstm_gates
 from nmt.ops import layers as module
-from nmt.ops.layers import Linear, linear, loop, matmul, product, uses_onednn, weight_gradient
+from nmt.ops.layers import Linear, linear, loop, matmul, product, uses_onednn
 
 STEPS = 4
 
@@ -76,30 +76,6 @@ def test_a_loop_makes_few_products_for_the_gradient_of_a_weight(
     monkeypatch.setattr(module, "PENDING_ELEMENTS", 10**6)
     for ours, whole in zip(found, gradients(), strict=True):
         torch.testing.assert_close(ours, whole)
-
-
-def test_second_derivatives_are_refused() -> None:
-    inputs, weight = (torch.randn(3, 3, requires_grad=True) for _ in range(2))
-    with loop():
-        outputs = linear(inputs, weight).sin()
-    (gradient,) = torch.autograd.grad(outputs.sum(), [inputs], create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        gradient.sum().backward()
-
-
-def test_two_weights_are_kept_apart() -> None:
-    weights = [torch.randn(3, 3, dtype=torch.float64, requires_grad=True) for _ in range(2)]
-    inputs = torch.randn(2, 3, dtype=torch.float64)
-
-    def loss(operation: Callable[..., Tensor]) -> Tensor:
-        state = inputs
-        with loop():
-            for _ in range(STEPS):
-                state = operation(operation(state, weights[0]).tanh(), weights[1])
-        return state.sum()
-
-    for found, expected in zip(*(torch.autograd.grad(loss(f), weights) for f in (linear, F.linear)), strict=True):
-        torch.testing.assert_close(found, expected)
 
 
 def test_a_loop_ends_where_it_is_left() -> None:
@@ -174,15 +150,6 @@ def test_products_in_any_layout(layout: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_gradient_of_a_weight(layout: str, size: int) -> None:
-    for operands in ((), (2,), (9,)):
-        inputs, grads = (LAYOUTS[layout](torch.randn(*operands, 6, n)) for n in (size, 130))
-        gradient = weight_gradient(inputs, grads)
-        torch.testing.assert_close(gradient, torch.einsum("...no,...ni->...oi", grads, inputs), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("size", SIZES)
 def test_a_layer_has_its_gradients(size: int) -> None:
     layer, plain = Linear(size, 130), nn.Linear(size, 130)
     plain.load_state_dict(layer.state_dict())
@@ -194,51 +161,9 @@ def test_a_layer_has_its_gradients(size: int) -> None:
         torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-4)
 
 
-@by_onednn
-def test_onednn_is_exact_to_float32() -> None:
-    inputs, weight = torch.randn(64, 512), torch.randn(512, 512)
-    exact = inputs.double() @ weight.double().t()
-    ours, torchs = ((product - exact).abs().max() for product in (matmul(inputs, weight), F.linear(inputs, weight)))
-    assert ours < 5 * torchs
-
-
-@by_onednn
-def test_onednn_multiplies_large_float32_weights_on_the_cpu_alone() -> None:
-    """With any number of rows: all products of a layer come from one library."""
-    x, w = torch.randn(3, 128), torch.randn(128, 128)
-    for rows in (1, 3, 5000):
-        assert uses_onednn(torch.randn(rows, 128), w)
-        assert not uses_onednn(torch.randn(rows, 128), torch.randn(127, 128))
-        assert uses_onednn(torch.randn(2, rows, 128), torch.randn(2, 128, 128))
-        assert not uses_onednn(torch.randn(9, rows, 128), torch.randn(9, 128, 128))
-    assert not uses_onednn(x.double(), w.double())
-    assert not uses_onednn(x.bfloat16(), w.bfloat16())
-    with torch.autocast("cpu", torch.bfloat16):
-        assert not uses_onednn(x, w)
-
-
 def gates(hidden: int, count: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
     """W x + b and U h + b' (2, count * hidden)."""
     return [torch.randn(2, count * hidden, dtype=dtype, requires_grad=True) for _ in range(2)]
-
-
-def test_gates_equal_torchs_cells() -> None:
-    inputs, hidden, memory = (torch.randn(2, n, dtype=torch.float64) for n in (3, 4, 4))
-    gru, lstm = nn.GRUCell(3, 4).double(), nn.LSTMCell(3, 4).double()
-
-    def products(cell: nn.RNNCellBase) -> tuple[Tensor, Tensor]:
-        return F.linear(inputs, cell.weight_ih, cell.bias_ih), F.linear(hidden, cell.weight_hh, cell.bias_hh)
-
-    torch.testing.assert_close(gru_gates(*products(gru), hidden), gru(inputs, hidden), rtol=1e-12, atol=1e-12)
-    ours, theirs = lstm_gates(*products(lstm), memory), lstm(inputs, (hidden, memory))
-    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
-
-
-def test_gradient_of_a_gru() -> None:
-    for shape in ((3, 4), (2, 3, 4)):
-        gates, recurrent = (torch.randn(*shape[:-1], 12, dtype=torch.float64, requires_grad=True) for _ in range(2))
-        hidden = torch.randn(shape, dtype=torch.float64, requires_grad=True)
-        assert torch.autograd.gradcheck(gru_gates, (gates, recurrent, hidden))
 
 
 def test_gradients_of_gates_have_the_types_of_their_tensors() -> None:

@@ -111,25 +111,6 @@ def test_loss_and_gradients_equal_the_formula(
         torch.testing.assert_close(one, other * keep, **EXACT)
 
 
-@pytest.mark.parametrize("leaves_out", [True, False], ids=["cpu", "gpu"])
-def test_under_autocast_weights_keep_their_precision(leaves_out: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the logits are rounded: with readouts and an output layer that bfloat16 represents, nothing is."""
-    monkeypatch.setattr(module, "leaves_out", lambda _: leaves_out)
-    problem = Problem()
-    readouts, weight, bias, mixing = (operand.float() for operand in problem.operands)
-    readouts, weight = torch.ones_like(readouts).cumsum(2), torch.eye(V, R)
-    bias, mixing = torch.zeros_like(bias), mixing.detach().requires_grad_()
-    exact = mixture_loss(readouts, weight, bias, mixing, problem.counted, of_mixture(LIKELIHOOD), problem.targets)
-    probs = mixture_log_probs(readouts[0], weight, bias, mixing[0])
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = mixture_loss(readouts, weight, bias, mixing, problem.counted, of_mixture(LIKELIHOOD), problem.targets)
-        torch.testing.assert_close(mixture_log_probs(readouts[0], weight, bias, mixing[0]), probs)
-    torch.testing.assert_close(loss.total, exact.total)
-    torch.testing.assert_close(loss.terms, exact.terms)
-    gradients = (torch.autograd.grad(each.total, mixing)[0] for each in (loss, exact))
-    torch.testing.assert_close(*gradients)
-
-
 def test_the_term_is_the_negative_log_likelihood_of_the_mixture() -> None:
     problem = Problem()
     readouts, weight, bias, mixing = problem.operands
@@ -139,13 +120,6 @@ def test_the_term_is_the_negative_log_likelihood_of_the_mixture() -> None:
     torch.testing.assert_close(log_probs[problem.counted], probs[problem.counted].log(), **EXACT)
     chosen = log_probs[torch.arange(N), problem.targets]
     torch.testing.assert_close(terms["loss"][problem.counted], -chosen[problem.counted], **EXACT)
-
-
-def test_probabilities_without_weight_are_finite() -> None:
-    problem = Problem()
-    log_probs = mixture_log_probs(problem.operands[0][0], *problem.operands[1:3], problem.operands[3][0])
-    assert log_probs[5].isfinite().all()
-    assert (log_probs[5] == log_probs[5, 0]).all()
 
 
 @pytest.mark.parametrize("leaves_out", [True, False], ids=["cpu", "gpu"])

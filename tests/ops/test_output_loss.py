@@ -125,65 +125,12 @@ def test_goes_backward_once_and_not_at_all_in_evaluation(criterion: Criterion, c
         loss.backward()
 
 
-def test_only_the_student_learns() -> None:
-    student, teacher, right = tensors(), tensors(), targets()
-    loss = distil(student, right, [teacher])
-    assert torch.autograd.grad(loss.total, teacher, allow_unused=True) == (None, None, None)
-
-
 def test_a_hopeless_target_has_a_finite_loss() -> None:
     """Its probability underflows, its logarithm does not."""
     weight, one = torch.tensor([[500.0], [-500.0]]), torch.ones(1, dtype=torch.bool)
     criterion = partial(likelihood, smoothing=0.0)
     loss = output_loss(torch.ones(1, 1, 1), weight, torch.zeros(2), one, criterion, torch.tensor([1]))
     assert float(loss.total) == 1000
-
-
-def test_predictions_far_apart_have_a_finite_divergence() -> None:
-    """Probabilities underflow, the difference of their logarithms does not."""
-    readouts = torch.tensor([[[1.0]], [[-1.0]]]).requires_grad_()
-    weight, one = torch.tensor([[300.0], [-300.0]]), torch.ones(1, dtype=torch.bool)
-    criterion = partial(r_drop, alpha=2.0, smoothing=0.0)
-    loss = output_loss(readouts, weight, torch.zeros(2), one, criterion, torch.tensor([1]))
-    assert float(loss.terms["r_drop_loss"]) == 600
-    assert float(loss.terms["loss"]) == 300
-    (gradient,) = torch.autograd.grad(loss.total, readouts)
-    assert gradient.isfinite().all()
-
-
-def test_two_equal_predictions_cost_what_one_costs() -> None:
-    (readouts, weight, bias), right = tensors(), targets()
-    both = output_loss(
-        readouts.expand(2, -1, -1), weight, bias, right != PAD, partial(r_drop, alpha=5.0, smoothing=0.1), right
-    )
-    alone = output_loss(readouts, weight, bias, right != PAD, partial(likelihood, smoothing=0.1), right)
-    assert both.terms["r_drop_loss"].abs().max() < 1e-12
-    torch.testing.assert_close(both.total, alone.total)
-    gradients = (torch.autograd.grad(loss.total, [readouts, weight, bias]) for loss in (both, alone))
-    for got, want in zip(*gradients, strict=True):
-        torch.testing.assert_close(got, want)
-
-
-def test_a_teacher_that_predicts_the_same_teaches_nothing() -> None:
-    student, right = tensors(), targets()
-    loss = distil(student, right, [student, student], weight=1.0)
-    assert loss.total.abs() < 1e-12
-    assert all(gradient.abs().max() < 1e-12 for gradient in torch.autograd.grad(loss.total, student))
-
-
-def test_a_certain_teacher_is_a_reference() -> None:
-    """Its distribution has zeros, whose logarithms are not finite."""
-    student, right = tensors(), targets()
-    one_hot = 1e4 * F.one_hot(right, V).double().t()
-    certain = [torch.eye(N, dtype=torch.float64)[None], one_hot, torch.zeros(V).double()]
-    assert_same(distil(student, right, [certain], weight=1.0), plain_likelihood(student, right, 0.0), student)
-
-
-def test_weights_tied_to_embeddings_collect_both_gradients() -> None:
-    table, bias, right = torch.randn(V, R, dtype=torch.float64, requires_grad=True), torch.zeros(V).double(), targets()
-    loss = output_loss(table[right][None], table, bias, right != PAD, partial(likelihood, smoothing=0.0), right)
-    expected = plain_likelihood([table[right][None], table, bias], right, 0.0)
-    torch.testing.assert_close(*(torch.autograd.grad(value, table)[0] for value in (loss.total, expected)))
 
 
 @pytest.mark.parametrize(
@@ -199,11 +146,3 @@ def test_under_autocast_gradients_stay_near_those_in_float32(criterion: Criterio
     for got, want in zip(torch.autograd.grad(loss.total, operands), exact, strict=True):
         assert got.dtype == torch.float32
         assert (got - want).norm() < 0.02 * want.norm()
-
-
-def test_a_teachers_precision_is_that_of_autocast() -> None:
-    student, teacher, right = tensors(dtype=torch.float32), tensors(dtype=torch.float32), targets()
-    exact = distil(student, right, [teacher]).total
-    with torch.autocast("cpu", torch.bfloat16):
-        rough = distil(student, right, [[tensor.bfloat16() for tensor in teacher]]).total
-    torch.testing.assert_close(rough, exact, rtol=0.02, atol=0)

@@ -1,7 +1,5 @@
 """Packed weights compute the same product."""
 
-import time
-
 import pytest
 import torch
 from torch import Tensor
@@ -63,22 +61,6 @@ def test_a_row_of_integers_does_not_depend_on_the_others(bounded: bool) -> None:
     for row in (0, 7, 63):
         alone = linear(inputs[row : row + 1], weight, bias)[0]
         torch.testing.assert_close(alone, together[row], rtol=1e-5, atol=1e-5)  # a step of an integer is 1e-2
-
-
-@int8
-def test_integers_are_not_slower_than_floats() -> None:
-    """A library without a kernel for a kind of integers computes the same, but a hundred times slower."""
-    inputs, weight, bias = torch.randn(50, 256).tanh(), torch.randn(768, 256), torch.zeros(768)
-
-    def seconds(packed_weight: layers.Weight) -> float:
-        times = []
-        for _ in range(5):
-            began = time.perf_counter()
-            linear(inputs, packed_weight, bias)
-            times.append(time.perf_counter() - began)
-        return min(times)
-
-    assert seconds(pack_int8(weight, bounded=True)) < 5 * seconds(pack(weight))
 
 
 def test_a_processor_without_such_products_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

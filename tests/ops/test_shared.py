@@ -60,17 +60,6 @@ def test_reading_is_indexing(used: list[int]) -> None:
         assert torch.equal(found, expected)
 
 
-def test_parts_of_a_loss_can_be_differentiated_one_after_the_other() -> None:
-    tensor = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
-    gradients = []
-    for shared in (True, False):
-        for read in read_twice(tensor, shared):
-            read.square().sum().backward()
-        gradients.append(tensor.grad)
-        tensor.grad = None
-    torch.testing.assert_close(*gradients)
-
-
 def test_gradients_of_reduced_precision_are_summed_in_float32() -> None:
     """In bfloat16 the sum of ones stays at 256."""
     tensor = torch.zeros(1, 2, 1, dtype=torch.bfloat16, requires_grad=True)

@@ -6,15 +6,12 @@ from typing import Any
 import names
 import pytest
 from conftest import TINY, values_of
-from forks import call
-from torch import Tensor
 
 from nmt import Translator
 from nmt.config.compose import validated
 from nmt.config.schema import TrainConfig
 from nmt.explain.explanation import explain, saliency
 from nmt.training.job import train
-from nmt.translate.prepared_model import SearchModel
 
 pytestmark = pytest.mark.system
 LINES = ["often Xqzvw sees the red house of Kjhgf .", "", "now", "rarely Aab buys the old car of Zzyx ."]
@@ -50,46 +47,6 @@ def test_translations_score_what_an_explanation_says(run: Path, search: dict[str
             assert explained.token_log_probs == pytest.approx(found.token_log_probs, abs=1e-4)
     (pair,) = saliency(translator, LINES[:1], LINES[3:])
     assert pair.shares.sum(1) == pytest.approx(1)
-
-
-def test_an_ensemble_of_the_same_model_translates_alike(run: Path) -> None:
-    one, two = Translator.load(run), Translator.load([run, run])
-    for alone, together in zip(one.translate(LINES), two.translate(LINES), strict=True):
-        assert alone.tokens == together.tokens
-        assert alone.log_prob == pytest.approx(together.log_prob, abs=1e-4)
-
-
-def test_a_shortlist_has_the_source_tokens(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nmt.translate.shortlist.FREQUENT", 5)
-    monkeypatch.setattr("nmt.translate.shortlist.PER_TOKEN", 1)
-    seen: list[tuple[Tensor, Any]] = []
-    encode = SearchModel.encode
-
-    def noted(self: SearchModel, source: Tensor, lengths: Tensor, *vocabulary: Tensor) -> Any:  # noqa: ANN401
-        seen.append((source, vocabulary))
-        return encode(self, source, lengths, *vocabulary)
-
-    monkeypatch.setattr(SearchModel, "encode", noted)
-    translator = Translator.load(run, shortlist="auto")
-    assert translator.outside_shortlist(LINES[:1], LINES[:1]) == 0
-    assert len(translator.translate(LINES)) == len(LINES)
-    assert seen
-    for source, (vocabulary,) in seen:
-        assert len(vocabulary) < 400
-        assert set(source.flatten().tolist()) <= set(vocabulary.tolist())
-
-
-def test_what_it_cannot_be_joined_with_is_one_line(tmp_path: Path) -> None:
-    separate = ["tokenizer.joint=false", "embedding.tie_source_target=false", "decoder.copy=true"]
-    commands = [
-        (["nmt-train", "decoder.copy=true", "attention=none"], b"set it to false, or choose an attention"),
-        (["nmt-train", *separate], b"set tokenizer.joint=true, or decoder.copy=false"),
-    ]
-    for command, remedy in commands:
-        done = call(*command, cwd=tmp_path)
-        assert done.returncode == 2
-        assert remedy in done.stderr
-        assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.slow
