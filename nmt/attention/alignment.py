@@ -32,19 +32,13 @@ class Choice(NamedTuple):
 
 class Alignment(nn.Module):
     """Turns the distribution over positions into the weights of the context. The weights of a distribution sum to 1,
-    also in a window that scales them."""
+    also in a window that scales them.
+
+    Here they are the distribution itself, for predictions that sum over source positions (nmt.model.latent).
+    """
 
     def forward(self, distribution: Normalized) -> Aligned:
         """(B, T, W), a row of zeros where no position is kept -> weights (B, T, W)."""
-        raise NotImplementedError
-
-
-class LatentAlignment(Alignment):
-    """The context is the mean, as in soft attention, and each prediction is a sum over source positions
-    (nmt.model.latent)."""
-
-    def forward(self, distribution: Normalized) -> Aligned:
-        """(B, T, W) -> the same weights."""
         return Aligned(distribution.weights)
 
 

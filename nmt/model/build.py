@@ -10,7 +10,6 @@ from torch.overrides import TorchFunctionMode
 
 from nmt.attention.alignment import (
     Alignment,
-    LatentAlignment,
     Policy,
     SampledAlignment,
     StraightThroughAlignment,
@@ -343,4 +342,4 @@ def _alignment(config: schema.Alignment) -> Alignment | None:
         case schema.StraightThrough():
             return StraightThroughAlignment(config.temperature)
         case schema.Marginal() | schema.Variational() | schema.Posterior():
-            return LatentAlignment()
+            return Alignment()

@@ -227,11 +227,6 @@ class DecoderState(NamedTuple):
         assert self.source is not None
         return self.source
 
-    def memory_and_past(self) -> tuple[Memory, Past]:
-        """Memory and past of a decoder that attends."""
-        source = self.attended_source()
-        return source.memory, source.past
-
     def steered(self, steering: Steering) -> Self:
         """Steer the attention at some steps; to be called before the first one."""
         return self._with_memory(lambda memory: memory.steered(steering))
@@ -409,7 +404,8 @@ class Decoder(nn.Module):
     def forward_stepped(self, embedded: Tensor, state: DecoderState) -> Decoded:
         """Step by step; everything that does not depend on the previous step is computed before or after the loop."""
         steps = self._run_steps(embedded, state)
-        attended = _joined(steps)
+        attentions = [step.attended for step in steps if step.attended is not None]
+        attended = join_steps(attentions) if attentions else None
         return self._decoded(self._readouts(steps, attended, embedded, state), attended, state)
 
     def step(self, word: Tensor, state: DecoderState) -> tuple[Prediction, Tensor | None, DecoderState]:
@@ -428,7 +424,7 @@ class Decoder(nn.Module):
         hidden, final = self._run_words(embedded, state)
         attended = None
         if self.attention is not None:
-            attended = self.attention.sequence(hidden, *state.memory_and_past())
+            attended = self.attention.sequence(hidden, *state.attended_source()[:2])
         if self.upper is not None and attended is not None:
             start = state.hypothesis.recurrent.layers(lowest, len(layers))
             hidden, _ = self.upper(hidden, final, layers[lowest:], start=start, context=attended.context)
@@ -564,7 +560,7 @@ class Decoder(nn.Module):
         attention = state.products.attention
         if attention is None:
             return None
-        memory, past = state.memory_and_past()
+        memory, past = state.attended_source()[:2]
         hypotheses = query.shape[0] // memory.sentences  # per sentence; more than one if they share its memory
         attended = attention.step(query.view(memory.sentences, hypotheses, -1), memory, past)
         if hypotheses == 1:
@@ -581,11 +577,6 @@ class DecoderStep(NamedTuple):
     readout: Tensor | None  # (B, R), if it is fed back; else computed for all steps at once
     state: DecoderState  # the next one
     mixture: Mixture | None = None  # if the next step reads its posterior
-
-
-def _joined(steps: list[DecoderStep]) -> Attended | None:
-    attended = [step.attended for step in steps if step.attended is not None]
-    return join_steps(attended) if attended else None
 
 
 def _by_sentence(rows: Tensor, sentences: int) -> Tensor:

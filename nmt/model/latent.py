@@ -101,7 +101,7 @@ class LatentDecoder(Decoder):
         """The forward algorithm: as the states depend on words alone, one call gives the probabilities of all tokens
         from all positions, and the loop over steps only attends -> outputs (B, T, H), attention, mixture."""
         hidden, _ = self._run_words(embedded, state)
-        memory, past = state.memory_and_past()
+        memory, past = state.attended_source()[:2]
         B, T, S = *target.shape, memory.valid.shape[1]
         everywhere = memory.valid[:, None].expand(B, T, S).to(hidden.dtype)
         mixture, _ = self._mix(hidden, everywhere, embedded, state)

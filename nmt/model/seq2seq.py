@@ -125,10 +125,9 @@ class Seq2Seq(nn.Module):
     def _infer(self, target_out: Tensor, state: DecoderState, prior: Tensor) -> Inferred:
         """int64 (B, T) = y_1 ... y_T, the state, the prior (B, T, S) -> what the inference network says."""
         assert self.inference is not None
-        memory, _ = state.memory_and_past()
         lengths = target_out.ne(int(self.target_embedding.padding_idx or 0)).sum(1)
         embedded = self._embed_target(target_out)
-        inferred: Inferred = self.inference(embedded, lengths, memory.values, prior)
+        inferred: Inferred = self.inference(embedded, lengths, state.attended_source().memory.values, prior)
         return inferred
 
     def loss(
@@ -212,11 +211,6 @@ class SearchEnsemble:
         """members: models that encode and step as a Seq2Seq does, or as one prepared for search."""
         self.members = tuple(members)
 
-    @property
-    def attends(self) -> bool:
-        """Does any model have an attention?"""
-        return any(member.attends for member in self.members)
-
     def encode(self, source: Tensor, lengths: Tensor, *vocabulary: Tensor) -> EnsembleState:
         """int64 (B, S), int64 (B,) on the CPU -> the decoders' states before their first step. vocabulary: see
         SearchModel.encode."""
@@ -238,6 +232,11 @@ class Ensemble(nn.Module, SearchEnsemble):
         SearchEnsemble.__init__(self, members)
         self.models = tuple(members)
         self._registered = nn.ModuleList(members)
+
+    @property
+    def attends(self) -> bool:
+        """Does any model have an attention?"""
+        return any(member.attends for member in self.members)
 
     @property
     def has_copy_gate(self) -> bool:

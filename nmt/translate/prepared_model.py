@@ -136,7 +136,7 @@ class SearchModel:
     def __init__(self, model: Seq2Seq, hypotheses: int, pack: Pack) -> None:
         """hypotheses: of each sentence, which share its memory if the attention allows it."""
         assert not model.training
-        self.model, self.attends = model, model.attends
+        self.model = model
         self._pack, self._hypotheses = pack, hypotheses
         self._encoder_layers = prepare_layers(model.encoder.rnn, model.encoder.residual)
         readout, output = model.decoder.readout, model.output.layer()

@@ -38,7 +38,7 @@ def word_probs(model: Seq2Seq, sentence: int) -> tuple[Tensor, Tensor]:
     """p(y_t | h_s) (T, S), and the energies (T, S), of a decoder that reads words alone; each position by itself."""
     one, length = slice(sentence, sentence + 1), int(LENGTHS[sentence])
     state = model.encode(SOURCE[one, :length], LENGTHS[one])
-    memory, _ = state.memory_and_past()
+    memory = state.attended_source().memory
     words = model.target_embedding(TARGET[one])
     hidden, _ = model.decoder.rnn(words, torch.stack(state.hypothesis.recurrent.hidden))
     probs = torch.zeros(T, length, dtype=torch.float64)
@@ -149,7 +149,7 @@ def test_the_decoder_is_fed_the_posterior_mean(share: float) -> None:
     for sentence, length in enumerate(LENGTHS.tolist()):
         one = slice(sentence, sentence + 1)
         state = model.encode(SOURCE[one, :length], LENGTHS[one])
-        values, hidden = state.memory_and_past()[0].values[0], state.hypothesis.recurrent.hidden[0]
+        values, hidden = state.attended_source().memory.values[0], state.hypothesis.recurrent.hidden[0]
         feed = torch.zeros(1, 6, dtype=torch.float64)
         for t in range(T):
             word = model.target_embedding(TARGET[one, t])
