@@ -58,7 +58,7 @@ class Memory(NamedTuple):
 
     @property
     def sentences(self) -> int:
-        """The number of sentences."""
+        """Return the number of sentences."""
         return self.valid.shape[0] // self.heads
 
     def select(self, index: Tensor) -> Self:
@@ -129,8 +129,8 @@ class Window(nn.Module):
         return first[:, :, None] + torch.arange(self.width, device=centres.device)
 
     def centres(self, query: Tensor, valid: Tensor, steps: range) -> Tensor:
-        """The centre for each query, a position from 0, not necessarily an integer: (B, T, Q), bool (B, S), the T
-        steps from 0 (or one step for all) -> (B, T)."""
+        """Compute the centre for each query, a position from 0, perhaps no integer: (B, T, Q), bool (B, S), the T steps
+        from 0 (or one step for all) -> (B, T)."""
         raise NotImplementedError
 
     def holds(self, offsets: Tensor) -> Tensor:
@@ -236,7 +236,7 @@ class Attention(nn.Module):
         return memory._replace(chunk_keys=score.keys(states), chunk_projection=score.key_projection())
 
     def start(self, valid: Tensor) -> Past:
-        """The past before the first step: bool (B, S) -> Past."""
+        """Make the past before the first step: bool (B, S) -> Past."""
         return Past.start(valid)
 
     def drop(self, weights: Tensor, memory: Memory) -> Tensor:
@@ -395,7 +395,7 @@ class MultiHeadAttention(nn.Module):
         return self.inner.remember(keys, valid, values, nonempty=nonempty)._replace(heads=self.heads)
 
     def start(self, valid: Tensor) -> Past:
-        """The past of all heads before the first step: bool (B, S) -> Past."""
+        """Make the past of all heads before the first step: bool (B, S) -> Past."""
         return Past.start(valid[:, None].expand(-1, self.heads, -1))
 
     def sequence(self, query: Tensor, memory: Memory, past: Past) -> Attended:

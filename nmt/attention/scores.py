@@ -33,18 +33,18 @@ class Past(NamedTuple):
 
     @classmethod
     def start(cls, valid: Tensor) -> Self:
-        """The past before the first step: bool (B, S) or (B, N, S)."""
+        """Make the past before the first step: bool (B, S) or (B, N, S)."""
         nothing = torch.zeros(valid.shape, device=valid.device)
         return cls(nothing, nothing, 0)
 
     def after(self, weights: Tensor, log_stops: Tensor | None) -> Self:
-        """The past after a step with weights (..., 1, S)."""
+        """Add a step with weights (..., 1, S)."""
         weights = weights.squeeze(-2)
         log_stops = None if log_stops is None else log_stops.squeeze(-2)
         return self._replace(weights=weights, total=self.total + weights, step=self.step + 1, log_stops=log_stops)
 
     def corrected(self, weights: Tensor) -> Self:
-        """The past with other weights (B, S) of the previous step."""
+        """Replace the weights (B, S) of the previous step."""
         return self._replace(weights=weights, total=self.total - self.weights + weights)
 
 
@@ -279,7 +279,7 @@ class GaussianMixtureScore(Score):
         return positions[:, None].expand(B, S, self.moves.out_features)
 
     def key_projection(self) -> Tensor:
-        """The identity (K, K)."""
+        """Return the identity (K, K)."""
         return torch.eye(self.moves.out_features, device=self.moves.weight.device)
 
     def key_features(self, past: Past) -> Tensor:

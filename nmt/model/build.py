@@ -59,14 +59,14 @@ CELLS: dict[str, type[Recurrent]] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LS
 
 
 def build_model(config: schema.Model, source_vocab: int, target_vocab: int, pad: tuple[int, int]) -> Seq2Seq:
-    """A new model with random weights from torch's global generator; `pad` = source and target padding ids."""
+    """Build a new model with random parameters from torch's global generator; `pad` = source and target padding ids."""
     model = _modules(config, source_vocab, target_vocab, pad)
     initialize(model)
     return model
 
 
 def build_unfilled(config: schema.Model, source_vocab: int, target_vocab: int, pad: tuple[int, int]) -> Seq2Seq:
-    """The same model with uninitialised weights, to be filled from a checkpoint. Skipping torch.nn.init avoids
+    """Build the same model with uninitialised parameters, to be filled from a checkpoint. Skipping torch.nn.init avoids
     importing torch's compiler on the device "meta", which takes a second."""
     with _Unfilled():
         return _modules(config, source_vocab, target_vocab, pad)

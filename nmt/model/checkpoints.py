@@ -44,7 +44,7 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """What save_checkpoint wrote. Raises ValueError for anything else or a flipped bit, OSError if the system fails."""
+    """Read what save_checkpoint wrote. Raises ValueError for anything else or a flipped bit, else OSError."""
     try:
         state = _from_safetensors(path) if path.suffix == Path(BEST).suffix else _from_torch(path)
     except Exception as error:  # a damaged file can raise nearly anything
@@ -110,7 +110,7 @@ def _from_torch(path: Path) -> Any:  # noqa: ANN401
 
 
 def new_model(config: schema.TrainConfig, tokenizers: Tokenizers) -> Seq2Seq:
-    """A model for these vocabularies, with random weights."""
+    """Build a model for these vocabularies, with random parameters."""
     return build_model(config, *_sizes(tokenizers))
 
 
@@ -127,7 +127,7 @@ def load_weights(model: Seq2Seq, path: Path) -> None:
 
 
 def load_model(config: schema.TrainConfig, tokenizers: Tokenizers, path: Path) -> tuple[Seq2Seq, dict[str, Any]]:
-    """A model with the weights of a checkpoint, and the checkpoint. Raises UserError if the two do not fit.
+    """Load a model with the parameters of a checkpoint; return both. Raises UserError if the two do not fit.
 
     The shapes are compared before the model is allocated, so a configuration cannot ask for more memory than the
     checkpoint has.
@@ -169,7 +169,7 @@ def _check_fit(model: Seq2Seq, checkpoint: dict[str, Any], path: Path) -> None:
 
 
 def same_form(weights: Any, own: dict[str, Tensor]) -> bool:  # noqa: ANN401
-    """Do these weights have the names and shapes of a model's own, and its types or those of an archive in fp16?"""
+    """Check if these parameters have the names and shapes of a model's own, and its types or those of fp16."""
     if not isinstance(weights, dict) or weights.keys() != own.keys():
         return False
     return all(
@@ -183,7 +183,7 @@ def same_form(weights: Any, own: dict[str, Tensor]) -> bool:  # noqa: ANN401
 def load_runs(
     runs: Sequence[RunDirectory], configs: Sequence[schema.TrainConfig], checkpoint: str
 ) -> tuple[Seq2Seq | Ensemble, Tokenizers]:
-    """The model of one run, or the ensemble of several, from their "best" or "last" checkpoints.
+    """Load the model of one run, or the ensemble of several, from their "best" or "last" checkpoints.
 
     Raises UserError unless all runs have the same tokenizers.
     """

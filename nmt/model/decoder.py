@@ -109,32 +109,32 @@ class Products(ABC):
 
     @abstractmethod
     def word_gates(self, word: Tensor, fixed: Tensor | None) -> Tensor:
-        """The contribution of previous words and of the fixed vector to the lowest layer's gates, (..., G)."""
+        """Compute what previous words and the fixed vector add to the lowest layer's gates, (..., G)."""
 
     @abstractmethod
     def fed_gates(self, context: Tensor | None, feed: Tensor | None) -> Tensor | None:
-        """The contribution (B, G) of what the step itself computes: of the context, if the decoder attends before the
-        step, and of the previous readout (B, R), if it is fed back."""
+        """Compute what the step itself adds to the gates, (B, G): the context, if the decoder attends before the
+        step, and the previous readout (B, R), if it is fed back."""
 
     @abstractmethod
     def conditional_gates(self, context: Tensor) -> Tensor:
-        """The context's gates (B, G) in the second half of a conditional step."""
+        """Compute the context's gates (B, G) in the second half of a conditional step."""
 
     @abstractmethod
     def upper_input(self, context: Tensor) -> Tensor:
-        """What the layers above the first read of the context, (B, M)."""
+        """Return what the layers above the first read of the context, (B, M)."""
 
     @abstractmethod
     def read_out(self, output: Tensor, context: Tensor | None, word: Tensor) -> Tensor:
-        """Outputs (..., H) of the top layer, contexts, words -> readouts (..., R), before dropout."""
+        """Read out: outputs (..., H) of the top layer, contexts, words -> readouts (..., R), before dropout."""
 
     @abstractmethod
     def read_out_partly(self, output: Tensor, word: Tensor) -> Tensor:
-        """Outputs (..., H), words -> what the readout's activation gets, without a context, (..., P)."""
+        """Compute what the readout's activation gets without a context: outputs (..., H), words -> (..., P)."""
 
     @abstractmethod
     def contexts(self, values: Tensor) -> Tensor:
-        """The values of a memory (B, S, ...) -> what each position adds to that as a context, (B, S, P)."""
+        """Compute what each position adds to that as a context: the values of a memory (B, S, ...) -> (B, S, P)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,7 +223,7 @@ class DecoderState(NamedTuple):
     shares_source: bool = False  # do hypotheses of one sentence share its row of `source`?
 
     def attended_source(self) -> SourceState:
-        """The source of a decoder that attends."""
+        """Return the source of a decoder that attends."""
         assert self.source is not None
         return self.source
 
@@ -388,7 +388,7 @@ class Decoder(nn.Module):
     def posterior(
         self, decoded: Decoded, embedded: Tensor, state: DecoderState, target: Tensor, counted: Tensor, output: Output
     ) -> Tensor | None:
-        """The attention weights (B, T, S) given the target y_1 ... y_T, int64 (B, T), and bool (B, T), False on
+        """Compute the attention weights (B, T, S) given the target y_1 ... y_T, int64 (B, T), and bool (B, T), False on
         padding: only a latent position depends on the target."""
         return decoded.prediction.posterior_weights(decoded.weights, output.layer(), target)
 
@@ -397,12 +397,12 @@ class Decoder(nn.Module):
         return self.forward_stepped(embedded, state) if self.stepped else self.forward_fused(embedded, state)
 
     def forward_fused(self, embedded: Tensor, state: DecoderState) -> Decoded:
-        """One call of each recurrent network for the whole target, one product for the attention of all steps."""
+        """Predict with one call of each recurrent network and one product for the attention of all steps."""
         outputs, attended = self._run_fused(embedded, state)
         return self._decoded(self._read_out_all(outputs, attended, embedded, state), attended, state)
 
     def forward_stepped(self, embedded: Tensor, state: DecoderState) -> Decoded:
-        """Step by step; everything that does not depend on the previous step is computed before or after the loop."""
+        """Predict step by step; what does not depend on the previous step is computed before or after the loop."""
         steps = self._run_steps(embedded, state)
         attentions = [step.attended for step in steps if step.attended is not None]
         attended = join_steps(attentions) if attentions else None
@@ -419,7 +419,7 @@ class Decoder(nn.Module):
         return self._predict(self._add_lexical(readout, weights, state), weights, state), weights, step.state
 
     def _run_fused(self, embedded: Tensor, state: DecoderState) -> tuple[Tensor, Attended | None]:
-        """Outputs (B, T, H) of the top layer, and the attention of all steps."""
+        """Compute the outputs (B, T, H) of the top layer, and the attention of all steps."""
         lowest, layers = self.rnn.num_layers, state.products.layers
         hidden, final = self._run_words(embedded, state)
         attended = None
@@ -431,7 +431,7 @@ class Decoder(nn.Module):
         return hidden, attended
 
     def _run_words(self, embedded: Tensor, state: DecoderState) -> tuple[Tensor, RecurrentState]:
-        """The recurrent network `rnn`, which reads words alone -> outputs (B, T, H) and last states."""
+        """Run the recurrent network `rnn`, which reads words alone -> outputs (B, T, H) and last states."""
         inputs, fixed = embedded, state.hypothesis.fixed
         if fixed is not None:
             inputs = torch.cat([embedded, fixed[:, None].expand(-1, embedded.shape[1], -1)], dim=-1)
@@ -488,7 +488,7 @@ class Decoder(nn.Module):
         return DecoderStep(attended, context, readout, state)
 
     def _condition(self, first: LayerState, attended: Attended | None, products: Products) -> LayerState:
-        """The second half of a conditional step: from the state after the word to the state after the context."""
+        """Take the second half of a conditional step: from the state after the word to the state after the context."""
         assert self.conditional is not None
         assert products.conditional is not None
         assert attended is not None
@@ -498,7 +498,7 @@ class Decoder(nn.Module):
     def _step_upper_layers(
         self, first: LayerState, before: RecurrentState, products: Products, context: Tensor | None
     ) -> RecurrentState:
-        """The step of the layers above the first, given the first layer's new state. `context`, (B, M) or None,
+        """Step the layers above the first, given the first layer's new state. `context`, (B, M) or None,
         is concatenated to the input of each of them."""
         steps, output = [first], first[0]
         for number, layer in enumerate(products.layers[1:], 1):
@@ -510,7 +510,7 @@ class Decoder(nn.Module):
         return RecurrentState(tuple(hidden for hidden, _ in steps), cells)
 
     def _output(self, recurrent: RecurrentState) -> Tensor:
-        """The top layer's output (B, H): its state, added to the output of the layer below in a residual connection."""
+        """Return the top layer's output (B, H): its state, plus the output below it with a residual connection."""
         hidden, residual = recurrent.hidden, self.residual
         return sum(hidden[residual - 1 :], hidden[residual - 2]) if residual else hidden[-1]
 

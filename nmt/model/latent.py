@@ -31,7 +31,7 @@ from nmt.ops.layers import Dropout, join, loop, map_tensors, product, rows, wide
 class LatentPosition(NamedTuple):
     """How predictions sum over the source position."""
 
-    top_k: int | None  # most probable positions in the sum; None: all
+    top_k: int | None  # the number of most probable positions in the sum; None for all
     min_share: float = 0.0  # of the largest weight; positions with less are left out
     observed: bool = False  # do later steps read the posterior, given the token?
     prior_share: float = 0.0  # of the distribution in that posterior
@@ -98,7 +98,7 @@ class LatentDecoder(Decoder):
     def _filter(
         self, embedded: Tensor, state: DecoderState, target: Tensor, output: OutputLayer
     ) -> tuple[Tensor, Attended, Mixture]:
-        """The forward algorithm: as the states depend on words alone, one call gives the probabilities of all tokens
+        """Run the forward algorithm: the states depend on words alone, so one call gives the probabilities of all tokens
         from all positions, and the loop over steps only attends -> outputs (B, T, H), attention, mixture."""
         hidden, _ = self._run_words(embedded, state)
         memory, past = state.attended_source()[:2]
@@ -239,8 +239,8 @@ class InferenceNetwork(nn.Module):
 
 
 def _of_positions(partial: Tensor, contexts: Tensor, positions: Tensor | None) -> Tensor:
-    """What the activation gets for each source position: (B, T, P) without a context, (B, S, P) of each position's own
-    state, int64 (B, T, K) or None -> (B, T, K or S, P)."""
+    """Compute what the activation gets for each source position: (B, T, P) without a context, (B, S, P) of each
+    position's own state, int64 (B, T, K) or None -> (B, T, K or S, P)."""
     if positions is None:
         return partial[:, :, None] + contexts[:, None]
     B, T, K = positions.shape

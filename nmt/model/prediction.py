@@ -188,7 +188,7 @@ class Prediction(ABC):
 
     @abstractmethod
     def components(self) -> Components:
-        """What each of the B * T distributions is mixed from."""
+        """Return what each of the B * T distributions is mixed from."""
 
     def posterior_weights(self, weights: Tensor | None, output: OutputLayer, target: Tensor) -> Tensor | None:
         """Attention weights (B, T, S) -> those given also the tokens y_1 ... y_T, int64 (B, T), of which only a mixture
@@ -230,7 +230,7 @@ class Mixture(Prediction):
 
     readouts: Tensor  # (B, T, K, R)
     weights: Tensor  # (B, T, K), a row sums to 1, or to 0 in a sentence without positions
-    positions: Tensor | None  # int64 (B, T, K); None: all S
+    positions: Tensor | None  # int64 (B, T, K); None where K = S, in order
     averages_losses: bool = False  # do the weights average losses (the evidence lower bound), not probabilities?
 
     @property
@@ -256,7 +256,7 @@ class Mixture(Prediction):
         return Mixture(*map_tensors(lambda part: part[rows, steps][:, None], self.parts))
 
     def before_last(self) -> "Mixture":
-        """All steps but the last one."""
+        """Take all steps but the last one."""
         return Mixture(*map_tensors(lambda part: part[:, :-1], self.parts))
 
     def components(self) -> Components:

@@ -74,12 +74,12 @@ class Seq2Seq(nn.Module):
 
     @property
     def attends(self) -> bool:
-        """Does the model have an attention?"""
+        """Check if the model has an attention."""
         return self.decoder.attention is not None
 
     @property
     def has_copy_gate(self) -> bool:
-        """Does the model copy source tokens, whose ids must then be those of target tokens?"""
+        """Check if the model copies source tokens, whose ids must then be those of target tokens."""
         return self.decoder.copy is not None
 
     def record_log_weights(self) -> None:
@@ -192,7 +192,7 @@ class EnsembleState(NamedTuple):
         return self._replace(members=tuple(member.steered(steering) for member in self.members))
 
     def select(self, index: Tensor) -> Self:
-        """Rows `index` of the batch, which may repeat."""
+        """Take the rows `index` of the batch, which may repeat."""
         return self._replace(members=tuple(member.select(index) for member in self.members))
 
     def branch(self, index: Tensor, sentences: Tensor | None) -> Self:
@@ -219,7 +219,7 @@ class SearchEnsemble:
     def step(self, tokens: Tensor, state: EnsembleState) -> StepOutput[EnsembleState]:
         """Previous tokens, int64 (B,) -> logarithm of the members' mean probabilities of the next token, float32
         (B, V), their mean attention (B, S), and the next state."""
-        steps = [member.step(tokens, own) for member, own in zip(self.members, state.members, strict=True)]
+        steps = [member.step(tokens, its_state) for member, its_state in zip(self.members, state.members, strict=True)]
         log_probs = log_mean([step.logits.log_softmax(-1, dtype=torch.float32) for step in steps])
         return StepOutput(log_probs, _mean([s.weights for s in steps]), EnsembleState(tuple(s.state for s in steps)))
 
@@ -235,12 +235,12 @@ class Ensemble(nn.Module, SearchEnsemble):
 
     @property
     def attends(self) -> bool:
-        """Does any model have an attention?"""
+        """Check if any model has an attention."""
         return any(member.attends for member in self.members)
 
     @property
     def has_copy_gate(self) -> bool:
-        """Does any model copy source tokens?"""
+        """Check if any model copies source tokens."""
         return any(model.has_copy_gate for model in self.models)
 
     def force(
@@ -268,5 +268,5 @@ def log_mean(log_probs: Sequence[Tensor]) -> Tensor:
 
 
 def _mean(weights: Sequence[Tensor | None]) -> Tensor | None:
-    present = [each.float() for each in weights if each is not None]
+    present = [weight.float() for weight in weights if weight is not None]
     return torch.stack(present).mean(0) if present else None

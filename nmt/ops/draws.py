@@ -32,7 +32,7 @@ class SentenceDraws:
 
     @cached_property
     def keys(self) -> Tensor:
-        """The key of each sentence, int64 (B,)."""
+        """Make the key of each sentence, int64 (B,), once."""
         return self.make_keys()
 
     def __call__(self, rows: int, count: int, device: torch.device) -> Tensor:

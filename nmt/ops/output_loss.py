@@ -89,7 +89,7 @@ class Rows:
         self.dtype = wide_dtype(readouts.dtype)
 
     def start(self, chunk: slice) -> Tensor:
-        """The readouts (m, R) of a chunk of positions, to which later calls refer."""
+        """Select the readouts (m, R) of a chunk of positions, to which later calls refer."""
         self.chunk = chunk
         return self.readouts[:, chunk].flatten(0, 1)
 
@@ -102,7 +102,7 @@ class Rows:
     def evaluate(
         self, criterion: Criterion, leaves: list[Tensor], part: slice, others: tuple[Tensor, ...]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The criterion's loss (n,) and terms (n,) for these positions of the chunk."""
+        """Compute the criterion's loss (n,) and terms (n,) for these positions of the chunk."""
         return criterion(*leaves, *others)
 
     def store(self, logits: Tensor, part: slice, gradients: tuple[Tensor, ...]) -> None:
@@ -187,7 +187,7 @@ class _ChunkedLoss(torch.autograd.Function):
 
 
 def slices(rows: int, columns: int, numbers: int) -> Iterator[slice]:
-    """Rows of a (rows, columns) matrix, at most `numbers` numbers at a time but at least one row."""
+    """Yield slices of the rows of a (rows, columns) matrix: at most `numbers` numbers, but at least one row."""
     size = max(1, numbers // columns)
     for start in range(0, rows, size):
         yield slice(start, min(rows, start + size))
@@ -267,7 +267,7 @@ MixedCriterion = Callable[..., tuple[Tensor, dict[str, Tensor]]]
 
 
 def of_mixture(criterion: Criterion) -> MixedCriterion:
-    """The criterion of log sum_k w_k p_k: a mixture's log-probabilities are logits that are already normalised."""
+    """Make the criterion of log sum_k w_k p_k: a mixture's log-probabilities are logits that are already normalised."""
 
     def mixed(logits: Tensor, mixing: Mixing, *others: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         probs: Tensor = _MeanOfSoftmax.apply(logits, mixing.shares, mixing)  # type: ignore[no-untyped-call]
@@ -370,7 +370,7 @@ class SeveralRows(Rows):
 
 
 def leaves_out(mixing: Tensor) -> bool:
-    """Are readouts without weight left out?"""
+    """Check if readouts without weight are left out."""
     return mixing.device.type == "cpu"
 
 
@@ -433,7 +433,7 @@ class _TargetLogProbs(torch.autograd.Function):
             _chosen(matmul(readouts[chunk], weight, bias), targets[chunk])
             for chunk in slices(len(readouts), len(weight), sizes.product)
         ]
-        log_probs, log_totals = (torch.cat(each) for each in zip(*parts, strict=True))
+        log_probs, log_totals = (torch.cat(chunks) for chunks in zip(*parts, strict=True))
         ctx.save_for_backward(readouts, weight, bias, targets, log_totals)
         return log_probs
 
@@ -470,7 +470,7 @@ def copied_log_probs(logits: Tensor, shares: Tensor, tokens: Tensor) -> Tensor:
 
 
 def with_copies(criterion: Criterion, source: Tensor) -> Criterion:
-    """The criterion of log-probabilities that copies of the source, int64 (B, S), are mixed into. It takes logits
+    """Make the criterion of log-probabilities that copies of the source, int64 (B, S), are mixed into. It takes logits
     (C, n, V), shares (C, n, 1 + S), the positions' sentences (n,), and what the criterion takes beside logits."""
 
     def mixed(logits: Tensor, shares: Tensor, sentences: Tensor, *others: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
