@@ -98,7 +98,7 @@ class LatentDecoder(Decoder):
     def _filter(
         self, embedded: Tensor, state: DecoderState, target: Tensor, output: OutputLayer
     ) -> tuple[Tensor, Attended, Mixture]:
-        """Run the forward algorithm: the states depend on words alone, so one call gives the probabilities of all tokens
+        """Run the forward algorithm: states depend on words alone, so one call gives the probabilities of all tokens
         from all positions, and the loop over steps only attends -> outputs (B, T, H), attention, mixture."""
         hidden, _ = self._run_words(embedded, state)
         memory, past = state.attended_source()[:2]
