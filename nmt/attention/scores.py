@@ -323,11 +323,7 @@ class LinearCoverage(nn.Module):
 
 
 def additive_energies(
-    query: Tensor,
-    keys: Tensor,
-    weight: Tensor,
-    features: Tensor | None = None,
-    projection: Tensor | None = None,
+    query: Tensor, keys: Tensor, weight: Tensor, features: Tensor | None = None, projection: Tensor | None = None
 ) -> Tensor:
     """Compute e_ts = v . tanh(q_t + k_s + P f_s): (B, T, A), (B, S, A), v (1, A), f (B, S, F), P (A, F) -> (B, T, S),
     float32 or wider.

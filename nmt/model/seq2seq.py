@@ -101,13 +101,7 @@ class Seq2Seq(nn.Module):
         encoded = self.encoder(words, lengths)
         return self.decoder.start(self.bridge(encoded.summary), encoded, self.decoder.prepare(), source, words)
 
-    def forward(
-        self,
-        source: Tensor,
-        lengths: Tensor,
-        target: Tensor,
-        target_out: Tensor | None = None,
-    ) -> Decoded:
+    def forward(self, source: Tensor, lengths: Tensor, target: Tensor, target_out: Tensor | None = None) -> Decoded:
         """int64 (B, S), (B,), (B, T) = <s> y_1 ... y_{T-1} -> readouts (B, T, R), weights (B, T, S) or None.
 
         With `target_out`, int64 (B, T) = y_1 ... y_T, an inference network gives the weights of a latent position.

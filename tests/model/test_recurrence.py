@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from nmt.model.recurrent import Recurrent, RecurrentState, UpperLayers, prepare_layers, run_rnn, step_layer
-from nmt.ops.layers import linear, select
+from nmt.ops.layers import linear
 
 B, T, SIZE, H, M = 4, 6, 3, 5, 2
 LENGTHS = torch.tensor([6, 1, 4, 6])
@@ -116,9 +116,3 @@ def test_dropout_between_layers_acts_in_training_only() -> None:
     for below, beside in ((inputs, torch.zeros_like(context)), (torch.zeros_like(inputs), context)):
         one, two = (upper(below, RecurrentState((), ()), upper.prepare(), context=beside)[0] for _ in range(2))
         assert not torch.equal(one, two)
-
-
-def test_select_takes_rows_of_every_layer() -> None:
-    rows = torch.arange(3.0)[:, None]
-    chosen = select(RecurrentState((rows, rows + 10), (rows + 20,)), torch.tensor([2, 0]))
-    assert [layer.flatten().tolist() for layer in (*chosen.hidden, *chosen.cell)] == [[2, 0], [12, 10], [22, 20]]

@@ -60,16 +60,6 @@ def test_reading_is_indexing(used: list[int]) -> None:
         assert torch.equal(found, expected)
 
 
-def test_gradients_of_reduced_precision_are_summed_in_float32() -> None:
-    """In bfloat16 the sum of ones stays at 256."""
-    tensor = torch.zeros(1, 2, 1, dtype=torch.bfloat16, requires_grad=True)
-    with loop():
-        reads = [rows(tensor, torch.tensor([1])) for _ in range(300)]
-    (gradient,) = torch.autograd.grad(sum(reads, start=torch.zeros(1, 1)).sum(), [tensor])
-    assert gradient.dtype == torch.bfloat16
-    assert gradient.flatten().tolist() == [0, 300]
-
-
 def test_swapped_rows_take_their_gradients_back() -> None:
     index = torch.tensor([2, 1, 0, 3])
     tensor = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
