@@ -17,7 +17,7 @@ VALID = torch.tensor([[True] * 9, [True] * 6 + [False] * 3])
 
 
 def attention(components: int = 3) -> Attention:
-    return Attention(GaussianMixtureScore(4, components), GlobalWindow(), SoftmaxNormalizer())
+    return Attention(GaussianMixtureScore(4, components), GlobalWindow(), SoftmaxNormalizer(), reads_past=True)
 
 
 def test_with_zero_parameters_the_attention_is_the_diagonal() -> None:
