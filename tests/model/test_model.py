@@ -42,6 +42,7 @@ FIRST_ORDER = {"kind": "first_order", "reach": 2, "monotonic": False}
 LINEAR_CHAIN = {"kind": "linear_chain"}
 HEADS = {"kind": "heads", "heads": 2, "dim": 4}
 COVERAGE = {"kind": "linear", "loss_weight": 1.0, "loss_start": 0}
+FREE = COVERAGE | {"loss_weight": 0.0}  # without its loss
 
 
 def case(cell: str, layers: int, attend: str, feeding: bool, kind: dict[str, Any], **decoder: Any) -> dict[str, Any]:  # noqa: ANN401
@@ -129,7 +130,7 @@ LATENT = [
             *(("gru", 1, "after", False), "deep", True),
             attention("general", alignment=EXACT_POSTERIOR, normalizer=FIRST_ORDER),
         ),
-        (("gru", 1, "before", True), "deep", False, attention("additive", alignment=POSTERIOR, coverage=COVERAGE)),
+        (("gru", 1, "before", True), "deep", False, attention("additive", alignment=POSTERIOR, coverage=FREE)),
     ]
 ]
 COMBINATIONS += LATENT
