@@ -1,4 +1,4 @@
-"""Small trained runs that the tests of this folder share: each is trained once in a worker."""
+"""Small trained runs that tests share: each is trained once in a worker."""
 
 from functools import cache
 from pathlib import Path
@@ -32,3 +32,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def blind(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run without attention, and with the tokenizer of the other one."""
     return trained(tmp_path_factory.getbasetemp(), "blind", "attention=none", "training.max_steps=2")
+
+
+@pytest.fixture(scope="session")
+def copying(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of a model that copies source tokens."""
+    overrides = ("attention=bahdanau", "decoder.copy=true", "training.max_steps=2")
+    return trained(tmp_path_factory.getbasetemp(), "copying", *overrides)

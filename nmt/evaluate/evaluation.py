@@ -261,9 +261,6 @@ def evaluate_run(
     aligned = align(translator, sources, references, gold)
     if aligned is not None:
         result |= {key: round(value, 4) for key, value in aligned.scores.items()}
-    outside = translator.outside_shortlist(sources, references)
-    if outside is not None:
-        result["reference_tokens_outside_shortlist"] = round(outside, 4)
     if faithfulness_sentences:
         result["faithfulness"] = faithfulness(translator, sources, references, gold, faithfulness_sentences)
     if isinstance(output, EvaluationFolder):

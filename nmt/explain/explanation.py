@@ -44,7 +44,7 @@ class Explanation:
 
     @property
     def log_prob(self) -> float:
-        """The log-probability of the whole translation, natural logarithm."""
+        """Sum the log-probabilities of the tokens, natural logarithm."""
         return sum(self.token_log_probs)
 
 
@@ -116,23 +116,16 @@ def beam_tree(
 
 
 def _target(translator: Translator, target: str | Sequence[str]) -> tuple[list[int], list[str]]:
-    """Encode a translation as token ids and pieces, </s> last."""
+    """Encode a translation as token ids and pieces, </s> last. Raises UserError above search.max_source_length."""
     tokenizer, limit = translator.tokenizers.target, translator.search.max_source_length
     if isinstance(target, str):
         (ids,), (pieces,) = tokenizer.encode([target]), tokenizer.surfaces([target])
-        _check_target(len(ids), limit)
-        return ids, pieces
-    pieces = list(target)
-    if pieces[-1:] == ["</s>"]:
-        pieces.pop()
-    _check_target(len(pieces) + 1, limit)
-    return [*prefix_tokens(tokenizer, pieces, "target"), tokenizer.eos], [*pieces, "</s>"]
-
-
-def _check_target(tokens: int, limit: int) -> None:
-    """Raises UserError for more tokens, </s> among them, than search.max_source_length."""
-    if tokens > limit:
-        raise UserError(f"target: has {tokens} tokens, but search.max_source_length={limit}")
+    else:
+        pieces = [*target] if target[-1:] == ["</s>"] else [*target, "</s>"]
+        ids = [*prefix_tokens(tokenizer, pieces[:-1], "target"), tokenizer.eos]
+    if len(ids) > limit:
+        raise UserError(f"target: has {len(ids)} tokens, but search.max_source_length={limit}")
+    return ids, pieces
 
 
 @dataclass(frozen=True)
@@ -152,10 +145,8 @@ class Saliency:
 def saliency(translator: Translator, sources: Sequence[str], targets: Sequence[str]) -> list[Saliency]:
     """Compute gradient norms of target tokens' log-probabilities with respect to source embeddings.
 
-    After Simonyan et al. 2014. Raises ValueError for unequal counts, UserError for an ensemble.
+    After Simonyan et al. 2014. Raises UserError for an ensemble.
     """
-    if len(sources) != len(targets):
-        raise ValueError(f"{len(sources)} sources, but {len(targets)} targets")
     with evaluation_mode(translator.single):
         return [_saliency_of_pair(translator, *pair) for pair in zip(sources, targets, strict=True)]
 

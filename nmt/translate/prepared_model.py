@@ -260,7 +260,7 @@ def _packed_copy(module: ModuleT, pack: Pack) -> ModuleT:
 
 
 class PreparedModels:
-    """The model prepared for search, for each of the last few beam sizes; anew if its weights have visibly changed."""
+    """The model prepared for search, for a few beam sizes; prepared again if its parameters have visibly changed."""
 
     def __init__(self, model: Seq2Seq | Ensemble, machine: Machine) -> None:
         self._model, self._machine = model, machine
@@ -279,13 +279,11 @@ class PreparedModels:
             if versions != self._versions:
                 self.clear()
                 self._versions = versions
-            prepared = self._prepared.pop(beam_size, None)
-            if prepared is None:
+            if beam_size not in self._prepared:
+                if len(self._prepared) == MAX_PREPARED:
+                    self._prepared.clear()
                 with self._machine.autocast():
                     packing = pack_int8 if self._machine.int8 else pack
                     members = [SearchModel(member, beam_size, packing) for member in self._model.models]
-                    prepared = members[0] if len(members) == 1 else SearchEnsemble(members)
-            self._prepared[beam_size] = prepared  # the most recent one last
-            if len(self._prepared) > MAX_PREPARED:
-                del self._prepared[next(iter(self._prepared))]
-            return prepared
+                self._prepared[beam_size] = members[0] if len(members) == 1 else SearchEnsemble(members)
+            return self._prepared[beam_size]

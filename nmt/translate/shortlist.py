@@ -40,11 +40,10 @@ class Shortlist:
     """For each source token the target tokens it is translated by, and the target tokens that every sentence may use:
     the special and the most frequent ones   (Jean et al. 2015, 3; Mi et al. 2016)."""
 
-    def __init__(self, candidates: Ids, ends: Ids, always: Ids, size: int, sources: bool = False) -> None:
+    def __init__(self, candidates: Ids, ends: Ids, always: Ids, size: int) -> None:
         """candidates: target tokens, those of source token s in [ends[s - 1], ends[s]); always: at least the special
-        ones; size: V; sources: may a sentence use its source tokens? Raises ValueError if these do not fit together."""
+        ones; size: V. Raises ValueError if these do not fit together."""
         self.candidates, self.ends, self.always, self.size = candidates, ends, always, size
-        self.sources = sources
         used = np.concatenate([candidates, always])
         if len(ends) == 0 or ends[-1] != len(candidates) or (np.diff(ends, prepend=0) < 0).any():
             raise ValueError("its table does not match its offsets")
@@ -77,33 +76,23 @@ class Shortlist:
         ends = np.cumsum(np.bincount(source[listed], minlength=sizes[0]))
         return cls(target[listed].astype(np.int64), ends.astype(np.int64), always, sizes[1])
 
-    def with_sources(self) -> Self:
-        """Add the source tokens of each sentence, for a model that copies them: they are target tokens as well."""
-        return type(self)(self.candidates, self.ends, self.always, self.size, sources=True)
-
     def of(self, source: Iterable[int]) -> Ids:
-        """A source sentence's shortlist, int64 (L,), ascending."""
+        """Return a source sentence's shortlist, int64 (L,), ascending."""
         tokens = set(source)
         parts = [self.candidates[self.ends[s - 1] if s else 0 : self.ends[s]] for s in tokens]
-        copied = np.array([*tokens] if self.sources else [], np.int64)
-        return np.unique(np.concatenate([self.always, copied, *parts]))
+        return np.unique(np.concatenate([self.always, *parts]))
 
     def vocabulary(self, sources: Iterable[Iterable[int]], extra: Sequence[int] = ()) -> Ids | None:
-        """int64 (L,), ascending: the shortlists of several sentences together with the tokens `extra`, and with further
-        tokens that make L a multiple of `BLOCK`, which spares a search copies; None if that is nearly all tokens."""
+        """Join the shortlists of several sentences and the tokens `extra`: int64 (L,), ascending; None if that is
+        nearly the whole vocabulary. Further tokens make L a multiple of `BLOCK`, which saves copies in a search."""
         ids = np.union1d(self.of({token for source in sources for token in source}), np.asarray(extra, np.int64))
         if len(ids) > MOST * self.size - BLOCK:
             return None
         more = np.setdiff1d(np.arange(len(ids) + BLOCK), ids, assume_unique=True)[: -len(ids) % BLOCK]
         return np.sort(np.concatenate([ids, more]))
 
-    def missing(self, sources: Sequence[Iterable[int]], targets: Sequence[Sequence[int]]) -> float:
-        """The share of the target tokens that are not in the shortlist of their own source sentence."""
-        absent = [~np.isin(target, self.of(source)) for source, target in zip(sources, targets, strict=True)]
-        return float(np.concatenate(absent).mean()) if absent else 0.0
-
     def arrays(self) -> dict[str, Any]:
-        """What a file holds."""
+        """Return the arrays that a file stores."""
         return {"candidates": self.candidates, "ends": self.ends, "always": self.always}
 
 

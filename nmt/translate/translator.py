@@ -62,14 +62,14 @@ class Translation:
     token_log_probs: list[float]  # of each of `tokens`, which sum to log_prob
 
     def word_alignment(self) -> str:
-        """Pharaoh links between words, separated by spaces: each target word to the source word it attends to most."""
+        """Link each target word to the source word it attends to most, as Pharaoh links separated by spaces."""
         if self.alignment is None:
             return ""
         return format_pharaoh(attention_to_links(self.alignment, self.tokens, self.source_tokens))
 
     def word_weights(self) -> dict[str, Any] | None:
-        """Source words, target words ("</s>" last) and the attention between them in whole percent, a row for each
-        target word. None without attention."""
+        """Return source words, target words ("</s>" last) and the attention between them in whole percent, a row for
+        each target word. None without attention."""
         if self.alignment is None:
             return None
         weights = merge_to_words(self.alignment, self.tokens, self.source_tokens)
@@ -107,7 +107,7 @@ class Translator:
         """group: the processes that translate the same lines and share the work, by default this process alone."""
         self.group = group or ProcessGroup()
         self.model, self.tokenizers, self.machine, self.seed = model, tokenizers, machine, seed
-        self.shortlist = shortlist.with_sources() if shortlist is not None and model.has_copy_gate else shortlist
+        self.shortlist = shortlist
         self._prepared = PreparedModels(model, machine)
         self.use_search(search)
         self.reseed()
@@ -151,7 +151,7 @@ class Translator:
 
     @property
     def single(self) -> Seq2Seq:
-        """The one model. Raises UserError for an ensemble."""
+        """Return the one model. Raises UserError for an ensemble."""
         if len(self.model.models) > 1:
             raise UserError(
                 f"gradients are defined for one model, not for an ensemble of {len(self.model.models)}; load one run"
@@ -231,8 +231,6 @@ class Translator:
         Both sides are truncated to search.max_source_length. `first_line` is the first line's number in warnings;
         attend: see nmt.translate.guidance.Controls.
         """
-        if len(sources) != len(targets):
-            raise ValueError(f"{len(sources)} sources, but {len(targets)} targets")
         source_ids, source_pieces = self.encode(sources, first_line)
         limit = self.search.max_source_length
         target_ids, target_pieces = encode_lines(self.tokenizers.target, targets, limit, "translation", first_line)
@@ -282,14 +280,6 @@ class Translator:
             merged = self.group.merge(_counted(results, progress, self.group.size))
         return dict(zip(chain.from_iterable(batches), chain.from_iterable(merged), strict=True))
 
-    def outside_shortlist(self, sources: Sequence[str], targets: Sequence[str]) -> float | None:
-        """The share of the targets' tokens that are not in the shortlist of their source; None without a shortlist."""
-        if self.shortlist is None:
-            return None
-        limit = self.search.max_source_length
-        target_ids, _ = encode_lines(self.tokenizers.target, targets, limit, "translation", 1)
-        return self.shortlist.missing(self.encode(sources)[0], target_ids)
-
     def encode(self, lines: Sequence[str], first_line: int = 1) -> tuple[list[list[int]], list[list[str]]]:
         """Encode source lines into token ids and pieces, truncated to search.max_source_length."""
         if isinstance(lines, str):
@@ -308,16 +298,16 @@ class Translator:
         return Translation(text, *scores, source_pieces, pieces, alignment, hypothesis.token_log_probs)
 
     def limit(self, length: int) -> int:
-        """The most tokens, with </s>, of the translation of this many source tokens."""
+        """Return the maximum number of tokens, with </s>, of the translation of `length` source tokens."""
         return min(self.search.max_length, int(self.search.max_ratio * length) + EXTRA_TOKENS)
 
     @cached_property
     def boundary(self) -> Flags:
-        """See `Tokenizer.boundary`, of target tokens."""
+        """Return `Tokenizer.boundary` of the target tokens."""
         return self.tokenizers.target.boundary()
 
     def _workers(self) -> int:
-        """Threads that each search a batch of their own. On a CPU this is faster than sharing small products."""
+        """Return the number of threads that search batches. On a CPU this is faster than to share small products."""
         if self.machine.device.type != "cpu":
             return 1
         return max(1, min(torch.get_num_threads(), self.search.batch_tokens // MIN_THREAD_TOKENS))
@@ -333,7 +323,7 @@ class Translator:
         """Divide sentences into batches of indices, longest first for little padding; `workers` batches share
         search.batch_tokens, in a search for the n best translations.
 
-        Sentences without tokens are left out unless `with_empty`. Those with constraints have batches of their own.
+        Sentences without tokens are left out unless `with_empty`. Sentences with constraints are in separate batches.
         """
         order = [i for i in range(len(sources)) if with_empty or len(sources[i]) > 1]
         order.sort(key=lambda i: -len(sources[i]))
@@ -377,7 +367,7 @@ class Translator:
             torch.set_num_threads(threads)  # some libraries share one setting among all threads
 
     def _threads(self, batches: Sequence[list[int]], sources: Sequence[list[int]], n: int, most: int) -> int:
-        """Threads for the products of one batch after the other: a few sentences are slower on several."""
+        """Return the number of threads for the products of one batch at a time: few sentences are slower on several."""
         if self.machine.device.type != "cpu":
             return most
         longest = max((len(sources[i]) * len(batch) for batch in batches for i in batch), default=0)
@@ -391,7 +381,7 @@ class Translator:
         return nbest, steps
 
     def invalidate_prepared(self) -> None:
-        """Prepare the model again for the next search, as its weights may have changed: fused optimizers leave no
+        """Prepare the model again for the next search, as its parameters may have changed: fused optimizers leave no
         trace."""
         self._prepared.clear()
 
@@ -405,7 +395,8 @@ class Translator:
         lengths = [len(ids) for ids in sources]
         guidance, shortlist = guidance.of(indices), None
         if self.shortlist is not None:
-            shortlist = self.shortlist.vocabulary(sources, guidance.tokens())
+            copied = chain.from_iterable(sources) if self.model.has_copy_gate else ()
+            shortlist = self.shortlist.vocabulary(sources, [*guidance.tokens(), *copied])
         symbols = Symbols(target.bos, target.eos, (target.pad, target.bos))
         if shortlist is not None:
             guidance, symbols = guidance.within(shortlist), _within(symbols, shortlist)
@@ -435,7 +426,7 @@ class Translator:
             )
 
     def _limits(self, lengths: Sequence[int], prefixes: Sequence[Sequence[int]]) -> Limits:
-        """The limits of sentences with these numbers of source tokens."""
+        """Return the limits of sentences with these numbers of source tokens."""
         most = [self.limit(length) for length in lengths]
         if prefixes:
             most = [max(length, len(prefix) + 1) for length, prefix in zip(most, prefixes, strict=True)]
@@ -443,7 +434,7 @@ class Translator:
 
 
 def _within(symbols: Symbols, shortlist: Ids) -> Symbols:
-    """The positions of special tokens in a shortlist."""
+    """Return the positions of special tokens in a shortlist."""
     bos, eos = np.searchsorted(shortlist, (symbols.bos, symbols.eos)).tolist()
     return Symbols(bos, eos, tuple(np.flatnonzero(np.isin(shortlist, symbols.banned)).tolist()))
 

@@ -1,39 +1,24 @@
 """The one scoring path."""
 
 import json
-import shutil
-from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
-from multiprocessing import Barrier
 from pathlib import Path
-from threading import BrokenBarrierError
-from typing import Any
 
 import pytest
-from forks import ended, forked
+from trained import run as trained_run  # noqa: F401
 
 from nmt.compare.entry import count_sentences, read_run
-from nmt.config.errors import UserError
-from nmt.config.schema import Evaluation, TrainConfig
+from nmt.config.schema import Evaluation
 from nmt.data.word_alignment import parse_pharaoh
 from nmt.evaluate.bleu import score
 from nmt.evaluate.evaluation import align, evaluate, evaluate_run, score_settings
 from nmt.system.files import read_lines
-from nmt.system.run import RunDirectory, read_json
-from nmt.training.job import train
+from nmt.system.run import RunDirectory
 from nmt.translate.translator import Translator
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
-    from conftest import TINY, values_of
-
-    from nmt.config.compose import validated
-
-    directory = tmp_path_factory.mktemp("evaluation") / "run"
-    assert train(validated(TrainConfig, values_of("train", TINY)), directory, []) == 0
-    return RunDirectory(directory)
+def run(trained_run: Path) -> RunDirectory:  # noqa: F811
+    return RunDirectory(trained_run)
 
 
 @pytest.mark.parametrize(("language", "expected"), [("de", "13a"), ("zh", "zh")])
@@ -41,11 +26,6 @@ def test_the_tokenizer_follows_the_target_language_unless_given(language: str, e
     assert score_settings(Evaluation(tokenize="auto", lowercase=True), language).tokenize == expected
     assert score_settings(Evaluation(tokenize="none", lowercase=True), language).tokenize == "none"
     assert score_settings(Evaluation(tokenize="auto", lowercase=True), language).lowercase
-
-
-def test_an_unknown_tokenizer_is_told_before_anything_runs() -> None:
-    with pytest.raises(UserError, match=r"evaluation\.tokenize: '13b' is unknown"):
-        score_settings(Evaluation(tokenize="13b", lowercase=False), "de")
 
 
 def test_scores_are_those_of_the_written_translations(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,32 +45,6 @@ def test_scores_are_those_of_the_written_translations(run: RunDirectory, monkeyp
         patch.setattr("nmt.evaluate.bleu.write_counts", lambda *_: pytest.fail("counted again"))
         entry, held_out = read_run(run.path, "test")
         assert count_sentences(entry, held_out).scores() == again
-
-
-def test_two_evaluations_of_one_run_at_a_time_keep_the_results_of_both(
-    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copy = RunDirectory(shutil.copytree(run.path, tmp_path / "run"))
-    copy.results.unlink()
-    settings, translator = score_settings(Evaluation(tokenize="auto", lowercase=False), "fr"), Translator.load(run.path)
-    ready = Barrier(2, timeout=60)
-
-    def slowly(path: Path) -> dict[str, Any]:
-        values = read_json(path)
-        with suppress(BrokenBarrierError):
-            ready.wait(0.5)  # for the other process to read the file as well
-        return values
-
-    monkeypatch.setattr("nmt.system.run.read_json", slowly)
-
-    def evaluate_split(split: str) -> int:
-        evaluate_run(copy, translator, split, settings, "best")
-        return 0
-
-    splits = ("validation", "test")
-    children = [forked(partial(evaluate_split, split), tmp_path / "output") for split in splits]
-    assert [ended(child) for child in children] == [0, 0], (tmp_path / "output").read_text()
-    assert read_json(copy.results).keys() == set(splits)
 
 
 def test_sampling_is_scored_the_same_each_time(run: RunDirectory) -> None:
@@ -135,11 +89,3 @@ def test_alignments_of_translations_and_references_are_written(run: RunDirectory
         for i, j in parse_pharaoh(line)[0]:
             assert i < len(source.split())
             assert j < len(translation.split())
-
-
-def test_a_model_without_attention_has_no_alignment_scores(
-    train_config: Callable[..., TrainConfig], tmp_path: Path
-) -> None:
-    train(train_config("attention=none", "training.max_steps=1"), tmp_path / "run", [])
-    translator = Translator.load(tmp_path / "run")
-    assert align(translator, ["the cat"], ["le chat"], ["0-0 1-1"]) is None

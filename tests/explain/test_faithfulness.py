@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from trained import blind, copying  # noqa: F401
 
 from nmt.config.compose import config_dir
 from nmt.config.schema import Evaluation, TrainConfig
@@ -35,18 +36,9 @@ from nmt.translate.translator import Translator
 PAIR = "the cat sees the dog in the garden .", "le chat voit le chien dans le jardin ."
 
 
-@pytest.fixture(scope="module", params=["bahdanau decoder.copy=true", "none"])
-def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
-    from conftest import TINY, values_of
-
-    from nmt.config.compose import validated
-
-    directory = tmp_path_factory.mktemp("faithfulness") / "run"
-    config = validated(
-        TrainConfig, values_of("train", [*TINY, *f"attention={request.param}".split(), "training.max_steps=2"])
-    )
-    assert train(config, directory, []) == 0
-    return RunDirectory(directory)
+@pytest.fixture(params=["copying", "blind"])
+def run(request: pytest.FixtureRequest) -> RunDirectory:
+    return RunDirectory(request.getfixturevalue(request.param))
 
 
 @pytest.fixture
@@ -65,7 +57,7 @@ class OneTokenDecides(nn.Module):
         self.source_embedding, self.target_embedding = nn.Embedding(vocabulary, 2), nn.Embedding(vocabulary, 2)
         nn.init.ones_(self.source_embedding.weight)
         self.likely = torch.zeros(vocabulary)
-        self.likely[reference] = 10.0
+        self.likely[reference] = 5.0  # at 10, gradients vanish in float32
         self.key, self.looks_at = key, looks_at
         layer = OutputLayer(self.likely[:, None], torch.zeros(vocabulary), None)
         self.output, self.models = SimpleNamespace(layer=lambda: layer), (self,)
@@ -124,7 +116,7 @@ def test_neither_batches_nor_other_sentences_change_a_figure(
 ) -> None:
     translator.model.double()
     together = measure_pair(translator, *PAIR, 1)
-    monkeypatch.setattr(module, "TOKENS", 1)
+    monkeypatch.setattr(module, "TOKENS", 40)
     monkeypatch.setattr(explanation, "COPIES", 3)
     measure_pair(translator, PAIR[0], "le chien dort .", 1)
     apart = measure_pair(translator, *PAIR, 7)
@@ -181,34 +173,6 @@ def test_the_entry_gains_figures_and_nothing_else_changes(run: RunDirectory, tra
         assert areas(np.array([curve]))[0] == pytest.approx(figures[f"area_{order}"], abs=1e-3)
 
 
-def test_sentences_are_spread_over_the_set(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def remember(_: Translator, source: str, reference: str, number: int) -> module.PairFigures:
-        asked.append((source, reference, number))
-        return measure_pair(translator, *PAIR, number)
-
-    monkeypatch.setattr(module, "measure_pair", remember)
-    faithfulness(translator, list("abcdefgh"), list("ABCDEFGH"), None, 3)
-    assert asked == [("a", "A", 1), ("d", "D", 4), ("h", "H", 8)]
-
-
-def test_an_empty_source_has_figures(translator: Translator) -> None:
-    figures = faithfulness(translator, [""], ["le chat"], [""], 1)
-    assert figures["tau"] is None
-    assert figures["area_random"] == figures["area_saliency"] > 0
-
-
-def test_texts_alone_determine_the_random_order(run: RunDirectory) -> None:
-    first, second = (measure_pair(Translator.load(run.path, seed=seed), *PAIR, seed) for seed in (1, 2))
-    np.testing.assert_array_equal(first.curves["random"], second.curves["random"])
-
-
-def test_nothing_is_left_behind(translator: Translator) -> None:
-    measure_pair(translator, *PAIR, 1)
-    assert all(parameter.grad is None for parameter in translator.single.parameters())
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", sorted(path.stem for path in (config_dir() / "attention").glob("*.yaml")))
 def test_every_preset_has_figures(preset: str, train_config: Callable[..., TrainConfig], tmp_path: Path) -> None:
@@ -243,13 +207,6 @@ def test_tau_is_that_of_a_count_over_pairs(size: int, values: int) -> None:
     first, second = np.random.default_rng(size).integers(values, size=(2, 20, size)) / values
     expected = [counted_tau(*rows) for rows in zip(first, second, strict=True)]
     np.testing.assert_allclose(kendall_tau(first, second), expected)
-
-
-def test_tau_of_equal_and_reversed_orders() -> None:
-    rows = np.random.default_rng(0).random((3, 7))
-    np.testing.assert_allclose(kendall_tau(rows, 2 * rows + 1), 1)
-    np.testing.assert_allclose(kendall_tau(rows, -rows), -1)
-    assert np.isnan(kendall_tau(rows, np.ones((3, 7)))).all()
 
 
 def test_tokens_are_masked_by_falling_weight_and_equal_ones_at_random() -> None:
