@@ -61,9 +61,6 @@ def alignment_error_rate(
     Precision is 1 if A is empty, recall is 1 if S is empty, and AER is 0 if both are. Raises ValueError if the counts
     of hypotheses and golds differ.
     """
-    hypotheses, golds = list(hypotheses), list(golds)
-    if len(hypotheses) != len(golds):
-        raise ValueError(f"{len(hypotheses)} alignments against {len(golds)} gold alignments: must be equal")
     a = s = a_and_s = a_and_p = 0
     for links, (sure, possible) in zip(hypotheses, golds, strict=True):
         assert sure <= possible
