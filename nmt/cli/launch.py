@@ -45,8 +45,8 @@ def in_processes(count: int, command: str, job: Callable[..., int | None], *argu
         failure = _launch(count, folder)
         if isinstance(failure, int):
             return failure
-        with suppress(FileNotFoundError):
-            raise pickle.loads(Path(folder, ERROR).read_bytes())
+        if (error := Path(folder, ERROR)).exists():
+            raise pickle.loads(error.read_bytes())
         if failure.exitcode > STOPPED:  # a signal to this process alone stopped the group
             return int(failure.exitcode)
         if failure.exitcode == REPORTED:
@@ -66,6 +66,8 @@ def run() -> NoReturn:
     try:
         outcome = attempt(lambda: job(*arguments) or 0, debug=False)
     except KeyboardInterrupt:
+        if rank() == 0:
+            print(f"nmt-{command}: interrupted", file=sys.stderr)
         outcome = STOPPED + signal.SIGINT
     except Exception:
         traceback.print_exc()
