@@ -1,6 +1,5 @@
 """nmt-compare ranks and tests by the metric that is asked for."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ from forks import call
 from made_runs import REFERENCES, make_run, worsened
 
 from nmt.compare.compare import Ranking
-from nmt.compare.report import write_comparison
+from nmt.compare.report import compare_runs
 
 HUB = "Unbabel/wmt22-comet-da"
 QUICK: dict[str, Any] = {"bootstrap_samples": 100, "randomisation_trials": 100, "examples": 2, "sentences": []}
@@ -27,9 +26,7 @@ def _runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def compared(*metric: str, **settings: str) -> dict[str, Any]:
     ranking = {"ranking": Ranking.by(*metric, HUB)} if metric else {}  # type: ignore[arg-type]
-    write_comparison(["order", "words"], Path("out"), **ranking, **QUICK, **settings)
-    (comparison,) = json.loads(Path("out/comparison.json").read_text())["comparisons"]
-    return dict(comparison)
+    return compare_runs(["order", "words"], **ranking, **QUICK, **settings)
 
 
 @pytest.mark.parametrize(

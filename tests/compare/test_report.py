@@ -65,6 +65,7 @@ def record(run: Path, start: dict[str, Any]) -> None:
     (run / "manifest.json").write_text(json.dumps(manifest))
 
 
+@pytest.mark.slow
 def test_no_name_or_error_of_a_run_controls_the_terminal() -> None:
     make_run(Path("sweep/a"), worsened(2))
     record(make_run(Path("sweep/b"), REFERENCES, "encoder.layers=2"), {"choices": {"attention": f"{ESCAPE}none"}})

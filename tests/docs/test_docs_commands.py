@@ -130,7 +130,14 @@ def test_every_command_runs(page: Path, prepared: Path, tmp_path: Path, request:
         assert "failed" not in jobs.read_text()
 
 
-@pytest.mark.parametrize("page", [page for page in pages() if "```python" in page.read_text()], ids=name_of)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=name_of(page), marks=[pytest.mark.slow] * ("nmt.train(" in page.read_text()))
+        for page in pages()
+        if "```python" in page.read_text()
+    ],
+)
 def test_every_program_runs(page: Path, prepared: Path, tmp_path: Path) -> None:
     """All Python blocks of a page as one program."""
     lines = [line for block in blocks(page) if block.kind == "python" for line in block.lines]

@@ -54,6 +54,7 @@ def test_measures_training_decoding_presets_and_growth(tmp_path: Path, tiny_over
         assert heading in printed
 
 
+@pytest.mark.slow
 def test_a_corpus_without_a_test_set_is_measured_on_its_validation_set(
     tmp_path: Path, tiny_overrides: list[str]
 ) -> None:

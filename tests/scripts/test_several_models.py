@@ -33,6 +33,7 @@ def pairs_of(folder: Path, *names: str) -> list[tuple[str, ...]]:
     return list(zip(*((folder / name).read_text().splitlines() for name in names), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", script("ablation").CHANGES)
 def test_each_change_of_an_ablation_is_valid_and_changes_the_recipe(name: str) -> None:
     recipe = "experiment=multi30k_en_de_best"

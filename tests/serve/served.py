@@ -30,7 +30,7 @@ LOADING: dict[str, Any] = {"precision": "fp32", "device": "cpu", "threads": 1}
 
 def trained(directory: Path, *overrides: str) -> Path:
     """A run of a tiny model, trained for a moment."""
-    values = values_of("train", [*TINY, "training.max_steps=3", *overrides])
+    values = values_of("train", [*TINY, "data.test_size=2", "training.max_steps=3", *overrides])
     assert train(validated(TrainConfig, values), directory, []) == 0
     return directory
 

@@ -102,8 +102,8 @@ def test_malformed_requests_get_a_clear_refusal_each(server: Process) -> None:
         return seen
 
     with ThreadPoolExecutor(4) as pool:
-        statuses = sum(pool.map(send, [range(first, 200, 4) for first in range(4)]), Counter())
-    assert sum(statuses.values()) == 200
+        statuses = sum(pool.map(send, [range(first, 104, 4) for first in range(4)]), Counter())
+    assert sum(statuses.values()) == 104
     assert set(statuses) <= {400, 404, 405, 413}, statuses
     assert server.is_running()
     assert server.logged() == []
