@@ -4,11 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forks import call
 from made_runs import REFERENCES, make_run, worsened
 
 from nmt.compare.compare import Ranking
-from nmt.compare.report import compare_runs
+from nmt.compare.report import compare_runs, tables
+from nmt.config.errors import UserError
+from nmt.system.text_table import terminal
 
 HUB = "Unbabel/wmt22-comet-da"
 QUICK: dict[str, Any] = {"bootstrap_samples": 100, "randomisation_trials": 100, "examples": 2, "sentences": []}
@@ -51,16 +52,7 @@ def test_the_metric_ranks_and_its_tests_are_shown(metric: str, first: str, comet
     assert ("comet" in best) == (metric == "comet")
 
 
-def test_the_command_line_takes_a_metric_and_refuses_what_is_not_there() -> None:
-    quick = ["runs=[order,words]", "output=out", "bootstrap_samples=100", "randomisation_trials=100"]
-    done = call("nmt-compare", *quick, "metric=chrf", cwd=Path.cwd())
-    assert done.returncode == 0, done.stderr.decode()
-    assert done.stdout.decode().splitlines()[0].endswith("; ranked by chrF")
-    refused = {
-        "metric=comet": "comet_model=Unbabel/wmt22-comet-da: COMET needs another package",
-        "metric=meteor": "metric=meteor: not one of bleu, chrf, ter, comet",
-    }
-    for word, message in refused.items():
-        done = call("nmt-compare", *quick, word, cwd=Path.cwd())
-        assert done.returncode == 2
-        assert message in done.stderr.decode()
+def test_the_table_names_the_metric_and_comet_needs_its_package() -> None:
+    assert tables(compared("chrf"), terminal).splitlines()[0].endswith("; ranked by chrF")
+    with pytest.raises(UserError, match="comet_model=Unbabel/wmt22-comet-da: COMET needs another package"):
+        Ranking.by("comet", HUB)
