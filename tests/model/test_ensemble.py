@@ -87,7 +87,7 @@ def test_hypotheses_are_worth_what_forced_decoding_says() -> None:
         assert len({tuple(each.tokens) for group in found for each in group}) > 6
         for sentence, group in enumerate(found):
             one = slice(sentence, sentence + 1)
-            for each in group:
+            for each in group[:2]:
                 out = torch.tensor([each.tokens])
                 into = torch.tensor([[BOS, *each.tokens[:-1]]])
                 forced = ensemble.force(SOURCE[one], LENGTHS[one], into, out, PAD)
