@@ -100,14 +100,13 @@ class TokenPrediction(NamedTuple):
 
 
 class TokenLoss:
-    """A criterion, for each target token given the source and the reference's previous tokens."""
+    """Computes a criterion for each target token, given the source and the reference's previous tokens."""
+
+    can_be_recorded = True  # see Objective.can_be_recorded
 
     def __init__(self, model: Seq2Seq, pad: int, criterion: Criterion, passes: int = 1) -> None:
         """passes: over the batch, computed as one; each has its own dropout masks."""
         self.model, self.pad, self.criterion, self.passes = model, pad, criterion, passes
-
-    can_be_recorded = True
-    """See Objective.can_be_recorded."""
 
     def __call__(self, batch: Batch) -> TokenPrediction:
         """Compute the loss of a batch on the model's device."""
