@@ -56,6 +56,7 @@ def test_it_has_diverged_well_above_the_start_or_without_a_number(find_lr: Modul
     assert find_lr.diverged([7.0] * 40 + [math.nan])
 
 
+@pytest.mark.slow
 def test_its_updates_are_those_of_training(find_lr: ModuleType, train_config: Config, tmp_path: Path) -> None:
     """At a rate that stays the same, the losses are those in a run's metrics.jsonl."""
     config = train_config("training.max_steps=8", "training.log_every=1", "schedule=constant", "optimizer.lr=0.004")

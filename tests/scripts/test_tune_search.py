@@ -15,6 +15,7 @@ from nmt.system.run import RunDirectory
 from nmt.training.job import train
 from nmt.translate.translator import Translator
 
+pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).parents[2] / "scripts" / "tune_search.py"
 
 
