@@ -85,7 +85,7 @@ def test_the_french_is_a_function_of_the_english() -> None:
     ]
     for rule in rules:
         known: dict[tuple[str, ...], Phrase] = {}
-        drawn = [rule() for _ in range(500)]
+        drawn = [rule() for _ in range(1500)]
         for phrase in drawn:
             assert known.setdefault(phrase.english, phrase) == phrase
         assert len(known) < len(drawn)
