@@ -33,17 +33,6 @@ def call(monkeypatch: pytest.MonkeyPatch, task: object, *arguments: str, command
     return int(exit_.value.code or 0)
 
 
-def test_a_sweep_runs_all_combinations(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[int, str]] = []
-
-    def task(config: TrainConfig, overrides: list[str]) -> None:
-        seen.append((config.seed, config.attention.kind))
-        assert f"seed={config.seed}" in overrides
-
-    assert call(monkeypatch, task, "-m", "seed=1,2", "attention=none,bahdanau") == 0
-    assert seen == [(1, "none"), (1, "attention"), (2, "none"), (2, "attention")]
-
-
 def test_a_signal_ends_the_whole_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
 

@@ -52,6 +52,7 @@ def test_evaluate_ends_in_one_json_object_that_equals_the_results(run: Path, hom
     assert printed["sentences_per_second"] > 0
 
 
+@pytest.mark.slow
 def test_evaluate_takes_other_settings(run: Path, home: Path) -> None:
     own = json.loads((run / "results.json").read_text())["test"]
     done = call("nmt-evaluate", f"run={run}", "search.beam_size=3", "tokenize=char", "lowercase=true", cwd=home)

@@ -39,8 +39,7 @@ def interrupt(*_: Any) -> Any:  # noqa: ANN401
     ("command", "module", "given"),
     [
         ("train", "nmt.cli.train", []),
-        *((command, "nmt.cli.commands", []) for command in ("evaluate", "compare", "export", "serve")),
-        ("translate", "nmt.translate.translator", ["run=x"]),
+        *((command, "nmt.cli.commands", []) for command in ("evaluate", "serve")),
         ("serve", "nmt.serve.app", ["run=x"]),
     ],
 )

@@ -131,6 +131,7 @@ def test_an_existing_file_stays_unless_told(home: Path, refused) -> None:  # noq
     assert zipfile.is_zipfile(home / "precious")
 
 
+@pytest.mark.slow
 def test_mistakes_are_one_line(model: Path, home: Path, refused) -> None:  # noqa: ANN001
     export = ("nmt-export", "run=run")
     refused("output=private: is a folder; name a file", *export, "output=private")
@@ -192,6 +193,7 @@ def test_a_private_corpus_leaves_no_text_and_no_path(home: Path, monkeypatch: py
     assert "| Training corpus | text files: 108 sentence pairs" in readable["README.md"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "names", "note"),
     [

@@ -289,6 +289,7 @@ def test_optuna_searches_prunes_and_goes_on_where_it_was_killed(tmp_path: Path) 
     assert "sweep: holds another search (fixed: " in other.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "message"),
     [
