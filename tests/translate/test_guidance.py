@@ -14,6 +14,7 @@ from forks import call
 from trained import LINES, run  # noqa: F401
 
 from nmt import Translator
+from nmt.cli.translate import read_controls, with_columns
 from nmt.config.errors import UserError
 from nmt.data.demo import generate
 from nmt.translate.guidance import Glossary, warn_of_unmet
@@ -221,8 +222,6 @@ def test_files_of_the_command(run: Path, tmp_path: Path) -> None:  # noqa: F811
         assert not holds(text, "rouge")
     assert found[0].startswith("un ")
     assert found[2].startswith("le ")
-    shared = call("nmt-translate", f"run={run}", *files, "buffer_lines=1", stdin=lines, cwd=tmp_path)
-    assert shared.stdout == done.stdout
 
 
 WRONG = [
@@ -244,34 +243,27 @@ WRONG = [
 ]
 
 
-@pytest.mark.system
 @pytest.mark.parametrize(("key", "content", "message"), WRONG)
-def test_a_wrong_file_is_one_line(run: Path, tmp_path: Path, key: str, content: bytes, message: str) -> None:  # noqa: F811
-    (tmp_path / "wrong").write_bytes(content)
-    done = call("nmt-translate", f"run={run}", f"{key}=wrong", stdin=b"the cat\nthe dog\n", cwd=tmp_path)
-    assert done.returncode == 2
-    (line,) = done.stderr.decode().splitlines()
-    assert line.startswith(f"nmt-translate: error: {message}")
+def test_a_wrong_file_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, content: bytes, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("wrong").write_bytes(content)
+
+    def read() -> None:
+        with Path("wrong").open("rb") as file:
+            if key in ("constraints", "prefix"):
+                list(with_columns(["the cat", "the dog"], {key: file}))
+            else:
+                read_controls(**{"glossary": None, "forbidden": None} | {key: "wrong"})
+
+    with pytest.raises(UserError) as error:
+        read()
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
 
 
-@pytest.mark.system
-def test_what_makes_no_sense_together_is_refused(run: Path, tmp_path: Path) -> None:  # noqa: F811
-    (tmp_path / "file").write_text("chat\n")
-    for arguments, message in (
-        (
-            ["references=file", "constraints=file"],
-            "constraints=file needs a search, which scores of references do without",
-        ),
-        (["search=greedy", "constraints=file"], "need search=beam, but this search is greedy; use search=beam"),
-        (["glossary=nowhere"], "glossary=nowhere: cannot be read"),
-    ):
-        done = call("nmt-translate", f"run={run}", *arguments, stdin=b"the cat\n", cwd=tmp_path)
-        assert done.returncode == 2
-        assert message in done.stderr.decode()
-        assert len(done.stderr.decode().splitlines()) == 1
-
-
-@pytest.fixture(scope="module", params=["beam", "greedy"])
+@pytest.fixture(scope="module", params=["beam", pytest.param("greedy", marks=pytest.mark.slow)])
 def steered(run: Path, request: pytest.FixtureRequest) -> Translator:  # noqa: F811
     return Translator.load(run, search={"kind": request.param})
 
@@ -286,16 +278,6 @@ def test_a_steered_step_attends_there_and_the_steps_before_stay(steered: Transla
         assert free.alignment is not None
         assert again.alignment[step].tolist() == np.eye(len(free.source_tokens))[position].tolist()
         np.testing.assert_allclose(again.alignment[:step], free.alignment[:step], atol=1e-6)
-
-
-def test_its_own_weights_given_back_change_nothing(steered: Translator) -> None:
-    (free,) = steered.translate([LINES[2]])
-    assert free.alignment is not None
-    attend = {step: row.tolist() for step, row in enumerate(free.alignment)}
-    (again,) = steered.translate([LINES[2]], attend=attend, prefix=free.tokens[:-1])
-    assert again.tokens == free.tokens
-    assert again.log_prob == pytest.approx(free.log_prob, abs=1e-5)
-    np.testing.assert_allclose(again.alignment, free.alignment, atol=1e-6)
 
 
 def test_somewhere_else_the_probabilities_change(steered: Translator) -> None:
@@ -332,10 +314,3 @@ def test_a_text_is_continued(steered: Translator) -> None:
 def test_what_is_impossible_is_refused(steered: Translator, guidance: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         steered.translate([LINES[2]], **guidance)  # type: ignore[arg-type]
-
-
-def test_weights_must_be_a_distribution_or_less(steered: Translator) -> None:
-    length = len(steered.translate([LINES[2]])[0].source_tokens)
-    for weights in ([1.0] * length, [-0.1, 1.1, *[0.0] * (length - 2)], [float("nan")] * length):
-        with pytest.raises(UserError, match="must not be negative, nor sum to more than 1"):
-            steered.translate([LINES[2]], attend={1: weights})

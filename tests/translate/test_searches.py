@@ -15,6 +15,7 @@ from nmt import Translator
 from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
+from nmt.evaluate.evaluation import align
 from nmt.explain.explanation import beam_tree
 from nmt.translate.translator import Translation
 
@@ -84,47 +85,30 @@ def test_candidates_depend_on_the_seed_alone(run: Path) -> None:  # noqa: F811
     assert found(3, LINES[:1]) == found(3, LINES)[:1]  # whatever is translated with it
 
 
-def command(name: str, *words: str, stdin: bytes = TEXT) -> tuple[int, str, str]:
-    done = call(name, *words, stdin=stdin)
-    return done.returncode, done.stdout.decode(), done.stderr.decode()
-
-
 def test_the_commands_take_them(run: Path, tmp_path: Path) -> None:  # noqa: F811
-    status, output, _ = command(
-        "nmt-translate", f"run={run}", "search.beam_size=4", "search.coverage_penalty=1", "nbest=4"
-    )
-    assert status == 0
-    numbers = [line.split(" ||| ")[0] for line in output.splitlines()]
-    assert set(numbers) == {"0", "1", "2", "3", "4"}
     mbr = ["search=mbr", "search.n_candidates=5", "search.utility=bleu"]
-    assert command("nmt-translate", f"run={run}", *mbr)[1].count("\n") == len(LINES)
-    status, output, _ = command("nmt-evaluate", f"run={run}", "split=validation", f"output={tmp_path / 'out'}", *mbr)
-    assert status == 0
-    search = json.loads(output.splitlines()[-1])["search"]
+    done = call("nmt-evaluate", f"run={run}", "split=validation", f"output={tmp_path / 'out'}", *mbr)
+    assert done.returncode == 0
+    search = json.loads(done.stdout.splitlines()[-1])["search"]
     assert (search["kind"], search["n_candidates"], search["utility"]) == ("mbr", 5, "bleu")
+    done = call("nmt-translate", f"run={run}", "search.groups=2", stdin=TEXT)
+    assert done.returncode == 2
+    assert b"search.groups: diverse beams were removed; leave it out, or draw samples" in done.stderr
 
 
-MISTAKES = [
-    (["search.coverage_penalty=-1"], "search.coverage_penalty=-1: input should be greater than or equal to 0"),
-    (["search=greedy", "search.coverage_penalty=1"], "search.coverage_penalty: not a key of the chosen search"),
-    (["search=mbr", "search.utility=comet"], "search.utility=comet: not one of chrf, bleu"),
-    (["search=mbr", "search.n_candidates=4", "nbest=5"], "nbest=5: more than the 4 candidates; set"),
-    (["search.groups=2"], "search.groups: diverse beams were removed; leave it out, or draw samples"),
-    (["search=mbr", "glossary={folder}/g"], "need search=beam, but this search is mbr"),
-    (["run={blind}", "search.coverage_penalty=0.2"], "search.coverage_penalty=0.2: the run has no attention; set it"),
-]
-
-
-@pytest.mark.parametrize(("words", "told"), MISTAKES)
-def test_a_mistake_is_one_line(run: Path, blind: Path, tmp_path: Path, words: list[str], told: str) -> None:  # noqa: F811
-    (tmp_path / "g").write_text("dog\tchien\n")
-    given = [word.format(blind=blind, folder=tmp_path) for word in words]
-    if not given[0].startswith("run="):
-        given.insert(0, f"run={run}")
-    status, output, errors = command("nmt-translate", *given)
-    assert (status, output) == (2, "")
-    assert told in errors.splitlines()[-1]
-    assert "Traceback" not in errors
+@pytest.mark.parametrize(
+    ("search", "message"),
+    [
+        ({"coverage_penalty": -1}, "search.coverage_penalty=-1: input should be greater than or equal to 0"),
+        ({"kind": "greedy", "coverage_penalty": 1}, "search.coverage_penalty: unknown key"),
+        (MBR | {"utility": "comet"}, "search.utility=comet: not one of chrf, bleu"),
+        (MBR | {"n_candidates": 1}, "nbest=2: more than the 1 candidates; set search.n_candidates=2"),
+        ({"kind": "greedy"}, "nbest=2: greedy search returns one; use search=beam search.beam_size=2"),
+    ],
+)
+def test_a_mistake_is_named(run: Path, search: dict[str, Any], message: str) -> None:  # noqa: F811
+    with pytest.raises(UserError, match=message):
+        nbest(run, 2, **search)
 
 
 def test_coverage_without_attention_is_refused(blind: Path) -> None:  # noqa: F811
@@ -132,8 +116,9 @@ def test_coverage_without_attention_is_refused(blind: Path) -> None:  # noqa: F8
         validated(TrainConfig, values_of("train", ["attention=none", "search.coverage_penalty=0.1"]))
     loaded = Translator.load(blind)
     covering = loaded.search.model_copy(update={"coverage_penalty": 0.1})
-    with pytest.raises(UserError, match="the run has no attention; set it to 0"):
+    with pytest.raises(UserError, match=r"search.coverage_penalty=0.1: the run has no attention; set it to 0"):
         loaded.with_search(covering)
+    assert align(loaded, ["the cat"], ["le chat"], ["0-0 1-1"]) is None
 
 
 def test_an_empty_line_has_no_tree(run: Path) -> None:  # noqa: F811

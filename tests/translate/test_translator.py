@@ -2,7 +2,6 @@
 
 import logging
 import math
-import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -76,7 +75,7 @@ class Noted:
         return self.method(batch, n)
 
 
-@pytest.mark.parametrize("search", [{}, {"kind": "greedy"}, SAMPLING])
+@pytest.mark.parametrize("search", [{}, SAMPLING])
 def test_threads_share_batches_and_change_nothing(
     run: Path,  # noqa: F811
     search: dict[str, Any],
@@ -99,27 +98,6 @@ def test_threads_share_batches_and_change_nothing(
     for one, two in zip(*results, strict=True):
         assert one.text == two.text
         assert one.log_prob == pytest.approx(two.log_prob, abs=1e-4)
-
-
-def test_an_error_in_a_thread_is_the_callers(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    monkeypatch.setattr(module, "MIN_THREAD_TOKENS", 1)
-    translator = Translator.load(run, search={"batch_tokens": 8}, threads=2)
-    monkeypatch.setattr(translator, "method", Noted(translator.method, fails=True))
-    try:
-        with pytest.raises(ZeroDivisionError):
-            translator.translate(LINES)
-        assert threads_of_a_new_thread() == 2
-    finally:
-        torch.set_num_threads(1)
-
-
-def test_sentences_of_like_length_are_translated_together(run: Path) -> None:  # noqa: F811
-    translator = Translator.load(run, search={"batch_tokens": 24})
-    sources, _ = translator.encode(["the cat", "the " * 9, "a dog sleeps", "", "the " * 8])
-    batches = list(translator.batches(sources))
-    lengths = [len(sources[i]) for batch in batches for i in batch]
-    assert lengths == sorted(lengths, reverse=True)
-    assert sorted(i for batch in batches for i in batch) == [0, 1, 2, 4]
 
 
 def test_greedy_search_is_a_beam_of_one_and_samples_depend_on_the_line_and_the_seed(run: Path) -> None:  # noqa: F811
@@ -179,14 +157,6 @@ def test_scores_of_any_pair_even_empty(translator: Translator) -> None:
     assert all(np.isfinite(each.log_prob) for each in found)
 
 
-def test_word_alignments_are_in_range(translator: Translator) -> None:
-    for line, each in zip(LINES, translator.translate(LINES), strict=True):
-        for link in each.word_alignment().split():
-            source, target = map(int, link.split("-"))
-            assert 0 <= source < len(line.split())
-            assert 0 <= target < len(each.text.split())
-
-
 def test_word_weights_name_the_words_of_both_sentences(translator: Translator) -> None:
     line = "the cat sleeps ."
     (found,) = translator.translate([line])
@@ -217,27 +187,6 @@ def test_wrong_arguments_are_one_line(arguments: dict[str, object], message: str
     assert "\n" not in str(error.value)
 
 
-def test_asking_for_more_than_the_beam_is_an_error(translator: Translator) -> None:
-    with pytest.raises(UserError, match=r"nbest=3: .*search\.beam_size=3"):
-        translator.translate_nbest(LINES, 3)
-
-
-def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no such directory"):
-        Translator.load(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="is not a run directory"):
-        Translator.load(tmp_path)
-
-
-def test_a_run_moves_with_its_directory(run: Path, tmp_path: Path) -> None:  # noqa: F811
-    shutil.copytree(run, tmp_path / "elsewhere")
-    (tmp_path / "elsewhere" / "checkpoints" / "last.pt").unlink()
-    moved = Translator.load(tmp_path / "elsewhere")
-    assert [each.text for each in moved.translate(LINES)] == [
-        each.text for each in Translator.load(run).translate(LINES)
-    ]
-
-
 def test_a_model_in_training_is_prepared_for_search_again(run: Path) -> None:  # noqa: F811
     """Fused optimizers change weights without counting a version."""
     translator = Translator.load(run)
@@ -254,14 +203,3 @@ def test_a_model_in_training_is_prepared_for_search_again(run: Path) -> None:  #
     again = translator.translate(LINES)
     assert [each.log_prob for each in changed] == [each.log_prob for each in again]
     assert changed[0].log_prob != before[0].log_prob
-
-
-def test_searches_with_other_settings_share_the_prepared_model(translator: Translator) -> None:
-    other = translator.with_search(translator.search.model_copy(update={"max_length": 3}))
-    lengths = [len(each.translate(LINES[:1])[0].tokens) for each in (other, translator, other)]
-    assert lengths[0] == lengths[2] <= 3 < lengths[1]
-    before = translator._prepared.get(translator.method.beam_size)
-    assert other._prepared.get(translator.method.beam_size) is before
-    with torch.no_grad():
-        next(translator.model.parameters()).add_(0.0)
-    assert other._prepared.get(translator.method.beam_size) is not before
