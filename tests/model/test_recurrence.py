@@ -71,10 +71,12 @@ def test_single_steps_go_where_the_whole_goes(kind: type[Recurrent]) -> None:
 
 
 @KIND
-@pytest.mark.parametrize("residual", [2, 3])
-def test_residual_connections_add_each_upper_layers_input_to_its_output(kind: type[Recurrent], residual: int) -> None:
-    """Wu et al. 2016, 3.1, from some layer on; the last states are those of the last outputs."""
-    rnn = kind(SIZE, H, 4, batch_first=True).double()
+@pytest.mark.parametrize(("residual", "p"), [(2, 0.0), (3, 0.0), (3, 1.0)])
+def test_residual_connections_add_each_upper_layers_input_to_its_output(
+    kind: type[Recurrent], residual: int, p: float
+) -> None:
+    """Wu et al. 2016, 3.1, from some layer on, before dropout; the last states are those of the last outputs."""
+    rnn = kind(SIZE, H, 4, batch_first=True, dropout=p).double()
     inputs, single = torch.randn(B, T, SIZE).double(), []
     for number in range(4):
         layer = kind(H if number else SIZE, H, batch_first=True).double()
@@ -82,7 +84,7 @@ def test_residual_connections_add_each_upper_layers_input_to_its_output(kind: ty
         single.append(layer)
     expected = inputs
     for number, layer in enumerate(single, 1):
-        output = layer(expected)[0]
+        output = layer(expected * (1 - p) if number > 1 else expected)[0]
         expected = expected + output if number >= residual else output
     outputs, final = run_rnn(rnn, inputs, residual=residual)
     torch.testing.assert_close(outputs, expected)
