@@ -19,8 +19,7 @@ from runs import compare, finish, reporting_failure, run_parser, run_script, spl
 from tqdm import tqdm
 
 from nmt.cli.compose import compose
-from nmt.config.errors import UserError
-from nmt.config.overrides import quoted
+from nmt.config.errors import UserError, quoted
 from nmt.config.schema import TrainConfig
 from nmt.data.prepare import fingerprint_of, prepare
 from nmt.model.checkpoints import new_model

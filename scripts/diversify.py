@@ -24,8 +24,7 @@ from tqdm import tqdm
 from nmt.cli.compose import compose, without_size
 from nmt.config import schema
 from nmt.config.compose import merge_search
-from nmt.config.errors import UserError
-from nmt.config.overrides import quoted
+from nmt.config.errors import UserError, quoted
 from nmt.data.corpus import splits
 from nmt.system.files import decode_lines, to_json, write_atomically
 from nmt.system.run import RunDirectory, read_json

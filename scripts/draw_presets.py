@@ -19,8 +19,7 @@ from runs import command
 
 from nmt import Translator
 from nmt.config.compose import config_dir
-from nmt.config.errors import UserError
-from nmt.config.overrides import quoted
+from nmt.config.errors import UserError, quoted
 from nmt.explain.explanation import saliency
 from nmt.explain.heatmap import draw_alignment, save
 

@@ -23,8 +23,7 @@ from nmt.compare.compare import Comparison, compare, find, group
 from nmt.compare.entry import Entry, HeldOut, Training, read_metrics, read_run, read_settings
 from nmt.compare.report import tables, write_files
 from nmt.config.compose import flatten
-from nmt.config.errors import UserError
-from nmt.config.overrides import override_values
+from nmt.config.errors import UserError, override_values
 from nmt.config.schema import NO_EFFECT_KEYS
 from nmt.evaluate.bleu import FORMULAS, METRICS, Counted, count, signatures
 from nmt.export.contents import shared_config, shared_manifest

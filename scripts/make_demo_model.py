@@ -11,7 +11,7 @@ from pathlib import Path
 
 from runs import command
 
-from nmt.config.overrides import quoted
+from nmt.config.errors import quoted
 
 EPOCHS = 3
 OUTPUT = Path(__file__).resolve().parents[1] / "nmt" / "system" / "demo.nmt"

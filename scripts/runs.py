@@ -10,8 +10,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from nmt.config.errors import UserError
-from nmt.config.overrides import quoted
+from nmt.config.errors import UserError, quoted
 
 
 def command(name: str) -> str:

@@ -24,8 +24,7 @@ from nmt.cli.compose import argument_parser, job_config, job_overrides, parse_ar
 from nmt.cli.compose import choices as choices_of
 from nmt.cli.help import explain
 from nmt.config.compose import config_dir
-from nmt.config.errors import UserError, format_value, printable
-from nmt.config.overrides import quoted, user_path
+from nmt.config.errors import UserError, format_value, printable, quoted, user_path
 from nmt.system.processes import local_rank, rank
 
 MAX_MESSAGE = 500  # characters

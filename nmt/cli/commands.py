@@ -16,8 +16,7 @@ from nmt.cli.app import output_folder, run_command
 from nmt.cli.entry import exit_at_ctrl_c
 from nmt.cli.launch import shared_by_processes
 from nmt.config import schema
-from nmt.config.errors import CONTROL, UserError
-from nmt.config.overrides import user_path
+from nmt.config.errors import CONTROL, UserError, user_path
 
 if TYPE_CHECKING:
     from nmt.evaluate.bleu import ScoreSettings

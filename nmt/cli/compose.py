@@ -22,8 +22,7 @@ from pydantic import BaseModel
 from nmt import DISTRIBUTION
 from nmt.cli import help
 from nmt.config.compose import config_dir, drop_unused_values, validated, validated_union
-from nmt.config.errors import UserError, format_value, nearest
-from nmt.config.overrides import plain_value, quoted, user_path
+from nmt.config.errors import UserError, format_value, nearest, plain_value, quoted, user_path
 from nmt.config.schema.base import text_keys
 from nmt.config.schema.data import Data
 from nmt.config.schema.model import SizeThresholds

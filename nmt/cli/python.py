@@ -24,8 +24,7 @@ from nmt.cli.train import resumed
 from nmt.compare.compare import Ranking
 from nmt.compare.report import write_comparison
 from nmt.config import schema
-from nmt.config.errors import UserError
-from nmt.config.overrides import quoted, user_path
+from nmt.config.errors import UserError, quoted, user_path
 from nmt.evaluate.evaluation import evaluate_run
 from nmt.system.distributed import Interrupted
 from nmt.system.run import RunDirectory, load_config, read_json

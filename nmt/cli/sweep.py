@@ -29,8 +29,7 @@ from nmt.cli.compose import DRY_RUN, SWEEP_KEYS, job_overrides
 from nmt.cli.help import choices_of, explain
 from nmt.compare.jobs import mark_sweep, record_failure, report_jobs
 from nmt.config.compose import config_dir
-from nmt.config.errors import UserError
-from nmt.config.overrides import for_shell, override_values
+from nmt.config.errors import UserError, for_shell, override_values
 from nmt.system.processes import cores, end_with, join_cluster, rank
 from nmt.system.run import ERROR, LOCK, SWEEP, RunDirectory, read_json
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO, Literal, cast
 from nmt.cli.app import run_command, write
 from nmt.cli.entry import exit_at_ctrl_c
 from nmt.cli.launch import shared_by_processes
-from nmt.config.errors import UserError, format_value
-from nmt.config.overrides import user_path
+from nmt.config.errors import UserError, format_value, user_path
 from nmt.config.schema import TranslateConfig
 from nmt.data.text import is_blank, open_text, user_lines
 

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 from nmt.config import schema
 from nmt.config.compose import validated
-from nmt.config.errors import UserError, printable
-from nmt.config.overrides import for_shell, user_path
+from nmt.config.errors import UserError, for_shell, printable, user_path
 from nmt.data.text import open_text, user_lines
 from nmt.data.word_alignment import alignment_error_rate, parse_pharaoh
 from nmt.evaluate.bleu import SUFFIX, Counted, ScoreSettings, count, stored_counts

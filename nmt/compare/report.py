@@ -19,8 +19,7 @@ from nmt.compare.compare import ALL, SIGNIFICANT, Comparison, compare, find, gro
 from nmt.compare.entry import Entry, HeldOut, find_runs, read_run, read_systems
 from nmt.compare.jobs import planned_jobs
 from nmt.compare.pictures import MASKING, THEME, Picture, draw, key
-from nmt.config.errors import UserError, nearest, printable
-from nmt.config.overrides import user_path
+from nmt.config.errors import UserError, nearest, printable, user_path
 from nmt.system import text_table as table
 from nmt.system.files import to_json, write_atomically
 from nmt.system.text_table import Column

@@ -11,8 +11,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from nmt.config import schema
-from nmt.config.errors import UserError, format_value, nearest, removed
-from nmt.config.overrides import for_shell, override_values
+from nmt.config.errors import UserError, for_shell, format_value, nearest, override_values, removed
 from nmt.config.schema.base import element, fields, members
 
 T = TypeVar("T", bound=BaseModel)

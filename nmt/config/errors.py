@@ -1,8 +1,12 @@
-"""Errors that a user can cause, and how they are worded: one line with a suggestion."""
+"""What users write and read: errors in one line with a suggestion, and overrides such as "optimizer.lr=0.1"."""
 
 import difflib
 import re
+import shlex
 from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 MAX_VALUE = 100  # characters of a value in a message
 MAX_SUGGESTIONS = 4
@@ -11,6 +15,7 @@ RECURRENT = [
     for side in ("encoder", "decoder")
     for key in ("recurrent_dropout", "zoneout", "weight_drop", "layer_norm", "transition_depth")
 ]
+LANGUAGES, DIVERSE = ("source_lang", "target_lang"), ("search.groups", "search.diversity")
 # Keys and choices of earlier versions, and what to do without them.
 REMOVED = {
     "finding": "the verdicts on papers' findings were removed; leave it out, the comparison has scores and tests",
@@ -23,26 +28,22 @@ REMOVED = {
     "tracking": "was removed; W&B and MLflow read variables such as WANDB_PROJECT, MLFLOW_TRACKING_URI",
     "embedding.pretrained": "pretrained word vectors were removed; leave it out, or give training.start_from",
     "embedding.frozen": "was removed with pretrained word vectors; leave it out",
-    "schedule.cycles": "warm restarts were removed; leave it out",
-    "schedule.cycle_growth": "warm restarts were removed; leave it out",
+    **dict.fromkeys(("schedule.cycles", "schedule.cycle_growth"), "warm restarts were removed; leave it out"),
     "training.average_best": "was removed; leave it out, training.ema_decay averages weights",
     "training.checkpoint_unit": "was removed; training.checkpoint_every counts updates",
     "training.reduce_dtype": "was removed; gradients are added up in fp32",
-    "training.scheduled_sampling": "was removed; leave it out",
-    "training.scheduled_sampling_steps": "was removed; leave it out",
+    **dict.fromkeys(("training.scheduled_sampling", "training.scheduled_sampling_steps"), "was removed; leave it out"),
     "data.tag": "other tags than the target language's were removed; leave it out, source lines start with <2de>",
     "data.invalid_utf8": "was removed: a line that is not UTF-8 is an error; leave it out (iconv -c cleans a file)",
     "data.temperature": "was removed: an epoch has every pair once; repeat a small corpus in its train",
     "variational_dropout": "was removed, it gained nothing; leave it out and set encoder.dropout ...",
     **{key: f"was removed, it gained nothing; leave it out, {key[:7]}.dropout regularises" for key in RECURRENT},
-    "target_lang": "was removed; type the tag <2de> before each line (nmt-train has data.target_lang)",
-    "source_lang": "was removed; type the tag <2de> before each line (nmt-train has data.source_lang)",
-    "search.groups": "diverse beams were removed; leave it out, or draw samples that differ with search=sampling",
-    "search.diversity": "diverse beams were removed; leave it out, or draw samples that differ with search=sampling",
+    **{key: f"was removed; type the tag <2de> before each line (nmt-train has data.{key})" for key in LANGUAGES},
+    **dict.fromkeys(DIVERSE, "diverse beams were removed; leave it out, or draw samples with search=sampling"),
     "search.coverage_floor": "was removed: attention below 0.000001 counts as this much; leave it out",
     "search.coverage_cap": "was removed: attention above 1 counts as 1; leave it out, and use search.length_penalty",
 }
-# With these values, a saved run did not use a removed key; ANY: the key affects no model.
+# With these values, a saved run did not use a removed key (ANY: the key affects no model); else with null, false or 0.
 ANY = object()
 UNUSED = {
     "data.invalid_utf8": "error",
@@ -50,20 +51,15 @@ UNUSED = {
     "search.diversity": 0.5,
     "search.coverage_floor": 1e-6,
     "search.coverage_cap": 1.0,
-    "tracking": ANY,
-    "embedding.frozen": False,
     "schedule.cycles": 1,
-    "schedule.cycle_growth": ANY,
     "training.average_best": 1,
-    "training.checkpoint_unit": ANY,
     "training.reduce_dtype": "fp32",
-    "training.scheduled_sampling": 0,
+    **dict.fromkeys(("tracking", "schedule.cycle_growth", "training.checkpoint_unit"), ANY),
     "training.scheduled_sampling_steps": ANY,
-    "variational_dropout": False,
-    **dict.fromkeys(RECURRENT, 0),
 }
 # Names of values in other toolkits.
 OTHER_VALUES = {"gpu": "cuda", "float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
+_WORDS: dict[str, bool | None] = {"": None, "null": None, "true": True, "false": False}  # of Hydra
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # surrogates stand for bytes that are not UTF-8
 
 
@@ -79,7 +75,7 @@ def removed(key: str, value: object = None) -> str | None:
 
 def is_unused(key: str, value: object) -> bool:
     """Is this a removed key of a saved configuration, with a value that leaves it unused?"""
-    return key in REMOVED and (value is None or (key in UNUSED and UNUSED[key] in (ANY, value)))
+    return key in REMOVED and (value is None or (UNUSED[key] in (ANY, value) if key in UNUSED else not value))
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
@@ -121,3 +117,50 @@ def format_value(value: object, longest: int = MAX_VALUE) -> str:
 def printable(text: str) -> str:
     """Escape control characters, which a terminal would interpret, and lone surrogates, which UTF-8 cannot encode."""
     return CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
+
+
+def override_values(overrides: Iterable[str]) -> dict[str, Any]:
+    """Return the plain values of overrides by key; lists and dictionaries remain text."""
+    values = {}
+    for override in overrides:
+        key, _, text = override.lstrip("+").partition("=")
+        values[key] = plain_value(text)
+    return values
+
+
+def plain_value(text: str) -> str | int | float | bool | None:
+    """Read a value as Hydra does, which differs from YAML 1.1 in `yes`, 0x10 and 1e-05."""
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        return text[1:-1].replace(f"\\{text[0]}", text[0])
+    for number in (int, float):
+        with suppress(ValueError):
+            return number(text)
+    return text
+
+
+def quoted(value: object) -> str:
+    """Quote a string, such as a path, for Hydra's grammar if it needs quotes."""
+    text = str(value)
+    if re.fullmatch(r"[a-zA-Z_/][\w./-]*", text, re.ASCII) and isinstance(plain_value(text), str):
+        return text
+    return "'" + re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), text) + "'"
+
+
+def for_shell(key: str, value: object) -> str:
+    """Write KEY=VALUE for a string or a list of strings, quoted so that a user can paste it into a shell."""
+    text = f"[{','.join(map(quoted, value))}]" if isinstance(value, list) else quoted(value)
+    word = f"{key}={text}"
+    readable = "'" in word and not set(word) & set('"$`\\!')
+    return f'"{word}"' if readable else shlex.quote(word)
+
+
+def user_path(path: Path | str) -> Path:
+    """Expand a leading ~ or ~USER of a path. Raises UserError if there is no such home directory."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        user = str(path).partition("/")[0].removeprefix("~")
+        problem = f"there is no user {user}" if user else "~ has no meaning without a home directory (HOME is not set)"
+        raise UserError(f"{path}: {problem}; give an absolute path, for prepared corpora in NMT_CACHE") from None

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nmt.config.errors import UserError, format_value
-from nmt.config.overrides import user_path
+from nmt.config.errors import UserError, format_value, user_path
 from nmt.config.schema import data as schema
 from nmt.data import demo
 from nmt.data import text as reading

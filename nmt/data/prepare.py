@@ -15,8 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nmt.config.errors import UserError
-from nmt.config.overrides import user_path
+from nmt.config.errors import UserError, user_path
 from nmt.config.schema import data as schema
 from nmt.data import corpus, demo
 from nmt.data.passes import encode_split, read_corpus

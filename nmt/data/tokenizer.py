@@ -23,8 +23,7 @@ import numpy as np
 import sentencepiece
 from numpy.typing import NDArray
 
-from nmt.config.errors import UserError
-from nmt.config.overrides import user_path
+from nmt.config.errors import UserError, user_path
 from nmt.config.schema import data as schema
 from nmt.data.subword_sampling import Sampler, make_sampler
 from nmt.data.text import is_blank

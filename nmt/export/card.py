@@ -7,8 +7,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from nmt.config import schema
-from nmt.config.errors import printable
-from nmt.config.overrides import for_shell
+from nmt.config.errors import for_shell, printable
 from nmt.system.text_table import human_duration
 from nmt.translate.translator import make_search
 

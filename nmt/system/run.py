@@ -22,8 +22,7 @@ from pydantic import BaseModel, ConfigDict
 from nmt import DISTRIBUTION
 from nmt.config import schema
 from nmt.config.compose import flatten, validated
-from nmt.config.errors import UserError, format_value, is_unused
-from nmt.config.overrides import for_shell, override_values, user_path
+from nmt.config.errors import UserError, for_shell, format_value, is_unused, override_values, user_path
 from nmt.config.schema import CHANGEABLE_KEYS, LENGTH_KEYS, NO_EFFECT_KEYS
 from nmt.system import files
 from nmt.system.files import unpacked

@@ -21,8 +21,7 @@ from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from nmt.config import schema
-from nmt.config.errors import UserError
-from nmt.config.overrides import for_shell
+from nmt.config.errors import UserError, for_shell
 from nmt.data.batching import Indices, make_batches
 from nmt.data.prepare import fingerprint_of, is_prepared
 from nmt.data.prepare import prepare as prepare_corpus

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from nmt.config import schema
 from nmt.config.compose import flatten
-from nmt.config.errors import UserError
-from nmt.config.overrides import for_shell
+from nmt.config.errors import UserError, for_shell
 from nmt.config.schema.data import FileTokenizer
 from nmt.config.schema.model import Model
 from nmt.config.schema.training import Distillation

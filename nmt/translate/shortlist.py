@@ -14,8 +14,7 @@ from safetensors.numpy import load as load_safetensors
 from safetensors.numpy import save as save_safetensors
 
 from nmt.config import schema
-from nmt.config.errors import UserError
-from nmt.config.overrides import user_path
+from nmt.config.errors import UserError, user_path
 from nmt.data.prepare import prepare
 from nmt.data.prepared import Prepared
 from nmt.data.tokenizer import Tokenizers

@@ -10,8 +10,17 @@ from conftest import TINY, values_of
 from nmt.cli.help import SET_BY_SIZE, known_keys
 from nmt.config import schema
 from nmt.config.compose import config_dir, validated, validated_union, with_values
-from nmt.config.errors import ANY, REMOVED, UNUSED, UserError, format_value, nearest, nearest_key
-from nmt.config.overrides import override_values, user_path
+from nmt.config.errors import (
+    ANY,
+    REMOVED,
+    UNUSED,
+    UserError,
+    format_value,
+    nearest,
+    nearest_key,
+    override_values,
+    user_path,
+)
 from nmt.system.run import load_config, save_values
 
 

@@ -39,7 +39,6 @@ TRAIN = {
     "attention=posterior attention/coverage=linear": "loss_weight=1.0 needs .* alignment.kind=posterior; set",
     "attention=variational attention/normalizer=sparsemax": "kind=variational needs .* normalizer.kind=sparsemax; use",
     "attention=chorowski attention.score.width=4": "attention.score: width=4 needs to be odd, .*; try width=5$",
-    "attention=mocha attention.normalizer.chunk=1": "chunk=1 needs .*; use attention/normalizer=monotonic$",
     "attention=multihead attention.projection.heads=3": "dim=[0-9]+ needs .* heads=3; try dim=[0-9]+$",
     "encoder.residual=true": "encoder: residual=true needs .* layers=1; set layers=2 or more, or residual=false$",
     "decoder.layers=2 decoder.residual=3": "decoder: residual=3 needs .* layers=2; set layers=3 or more",

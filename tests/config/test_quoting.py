@@ -5,8 +5,7 @@ import shlex
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from nmt.config.errors import format_value
-from nmt.config.overrides import for_shell, quoted
+from nmt.config.errors import for_shell, format_value, quoted
 
 STRANGE = [
     "/tmp/ä/x",

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field
 
-from nmt.config.overrides import user_path
+from nmt.config.errors import user_path
 from nmt.config.schema.base import (
     ANY,
     GIVEN,

@@ -179,14 +179,7 @@ class Monotonic(HardMonotonic):
 
 class Mocha(HardMonotonic):
     kind: Literal["mocha"]
-    chunk: Positions
-    conflicts = (
-        Conflict(
-            {"chunk": 1},
-            "2 positions or more, or the second score has nothing to choose from and never learns",
-            "use attention/normalizer=monotonic",
-        ),
-    )
+    chunk: Annotated[int, Field(ge=2, le=100_000)]  # with 1, its second score would never learn; that is "monotonic"
 
 
 class LinearChain(AnyNormalizer):
