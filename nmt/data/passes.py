@@ -38,6 +38,10 @@ OVERLAPS = {  # counted in each held-out split: the largest share without a warn
     "sources_in_train": (0.1, "have a source that is also in train"),
     "pairs_in_train": (0.01, "are also in train"),
 }
+BLANK = {  # sides of held-out pairs, and the warning
+    "sources": "have no source text; nothing is translated there",
+    "references": "have no reference text; no translation of them can match",
+}
 SAMPLE_SEED = 1
 SIDES = ("source", "target")
 
@@ -67,6 +71,9 @@ class RawSplit:
 
     chunks: list[RawChunk] = field(default_factory=list)
     read: int = 0  # pairs, usable or not
+    blank: dict[str, list[int]] = field(
+        default_factory=lambda: {side: [] for side in BLANK}
+    )  # numbers of pairs, from 1
 
     def __len__(self) -> int:
         return sum(chunk.pairs for chunk in self.chunks)
@@ -92,32 +99,40 @@ def read_corpus(
     make_tokenizers(tokenizer, source_lines, target_lines, data.tags).save(working)
     counts: dict[str, dict[str, int]] = {name: {} for name in splits}
     warnings = []
+
+    def warn(name: str, numbers: list[int], text: str) -> None:
+        examples = locate(splits[name], numbers[:MAX_EXAMPLES])
+        warnings.append(f"{name}: {len(numbers)} of {len(raw[name])} pairs {text}, such as {examples}")
+
     for name in overlap.held_out:
+        for side, text in BLANK.items():
+            if numbers := raw[name].blank[side]:
+                warn(name, numbers, text)
         for column, (kind, (max_share, text)) in enumerate(OVERLAPS.items()):
             numbers = overlap.numbers(name, column)
             counts[name][kind] = len(numbers)
             if len(numbers) > max_share * len(raw[name]):
-                examples = locate(splits[name], numbers[:MAX_EXAMPLES])
-                warnings.append(f"{name}: {len(numbers)} of {len(raw[name])} pairs {text}, such as {examples}")
+                warn(name, numbers, text)
     return raw, counts, warnings
 
 
 def _read_split(name: str, sources: list[Source], path: Path, workers: Workers, overlap: "Overlap") -> RawSplit:
     """Write the usable pairs of a split to `path`. Raises UserError for unreadable files, and if no pair is usable."""
-    result, has_reference = RawSplit(), False
+    result = RawSplit()
     chunks = chain.from_iterable(source.chunks() for source in sources)
     bar = tqdm(desc=f"read {name}", unit=" pairs", disable=None, leave=False)
     with path.open("wb") as file, bar:
         for chunk in workers.map(partial(_read_chunk, train=name == "train"), chunks, READ_IN_MAIN):
+            for side, indices in chunk.blank.items():
+                result.blank[side] += [len(result) + index + 1 for index in indices]
             result.chunks.append(RawChunk(path, file.tell(), len(chunk.raw), len(chunk.hashes)))
             result.read += chunk.read
             file.write(chunk.raw)
             overlap.add(name, chunk.hashes)
-            has_reference |= chunk.has_reference
             bar.update(chunk.read)
     if not len(result):
         raise UserError(f"data: none of the {result.read} pairs read for {name} can be used (see data.{name})")
-    if not has_reference:
+    if len(result.blank["references"]) == len(result):
         raise UserError(f"data.{name}: none of its {len(result)} pairs has a reference text, so nothing can be scored")
     return result
 
@@ -126,7 +141,7 @@ class _ReadChunk(NamedTuple):
     raw: bytes
     read: int  # pairs, usable or not
     hashes: Array  # int64 (N, 2) of the sources and of the pairs, equal in all processes
-    has_reference: bool
+    blank: dict[str, list[int]]  # indices of pairs without a text on a side, by side
 
 
 def _read_chunk(chunk: TextChunk | list[Pair], train: bool) -> _ReadChunk:
@@ -138,7 +153,10 @@ def _read_chunk(chunk: TextChunk | list[Pair], train: bool) -> _ReadChunk:
         raw="".join(f"{pair.source}\n{pair.target}\n{pair.alignment}\n" for pair in usable).encode(),
         read=len(pairs),
         hashes=np.frombuffer(b"".join(digests), "<i8").reshape(-1, 2),
-        has_reference=not all(is_blank(pair.target) for pair in usable),
+        blank={
+            "sources": [index for index, pair in enumerate(usable) if is_blank(pair.source)],
+            "references": [index for index, pair in enumerate(usable) if is_blank(pair.target)],
+        },
     )
 
 

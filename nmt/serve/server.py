@@ -7,6 +7,8 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 from urllib.parse import urlsplit
 
 import uvicorn
@@ -15,6 +17,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nmt.config.errors import UserError
 
@@ -219,14 +222,41 @@ def address(listening: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
 
+class Connection(H11Protocol):
+    """A connection that is closed if no request arrives on it in time. uvicorn would wait for its headers forever."""
+
+    def __init__(self, seconds: float, **of_uvicorn: Any) -> None:  # noqa: ANN401
+        """seconds: within which a request must arrive."""
+        super().__init__(**of_uvicorn)
+        self.seconds = seconds
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See asyncio.Protocol."""
+        super().connection_made(transport)
+        self._checked, self._check = self.cycle, self.loop.call_later(self.seconds, self._close_if_idle)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio.Protocol."""
+        self._check.cancel()
+        super().connection_lost(exc)
+
+    def _close_if_idle(self) -> None:
+        answered = self.cycle is None or self.cycle.response_complete
+        if answered and self.cycle is self._checked:
+            self.transport.close()
+            return
+        self._checked, self._check = self.cycle, self.loop.call_later(self.seconds, self._close_if_idle)
+
+
 def run(app: ASGIApp, listening: socket.socket, connections: int, seconds: float) -> None:
     """Serve until SIGTERM or Ctrl-C; then finish the requests in flight, for at most these seconds.
 
     connections: that may be open at a time; requests on further ones are refused with status 503.
     """
+    protocol: Any = partial(Connection, seconds)
     config = uvicorn.Config(
         app,
-        http="h11",
+        http=protocol,
         ws="none",
         lifespan="off",
         log_config=None,

@@ -190,7 +190,8 @@ class RunDirectory:
             if split.name != "train":
                 self.write_held_out(split.name, split.source.lines(), split.target.lines(), split.alignments)
         starts = [*manifest.get("starts", []), {**environment(), **start}]
-        record = {"seed": values["seed"], "data": report, "starts": starts}
+        fixed = {key: value for key, value in flatten(values) if key not in CHANGEABLE_KEYS}
+        record = {"seed": values["seed"], "config": fixed, "data": report, "starts": starts}
         self.update_json(self.manifest, record)
 
     def first_start(self) -> dict[str, Any]:
@@ -308,6 +309,13 @@ class RunDirectory:
                 f"{self.path}: holds a run of another configuration ({key} is {saved} there, {new} here{more}); "
                 f"choose another hydra.run.dir, or resume the run with {for_shell('run', self.path)}"
             )
+        now = dict(flatten(values))
+        for key, value in self.read_manifest().get("config", {}).items():
+            if now.get(key) != value:
+                raise UserError(
+                    f"{self.config}: {key} was {value} when the run began, {now.get(key)} now; undo this edit, or "
+                    "start a new run"
+                )
 
 
 def _differences(saved: Mapping[str, Any], new: Mapping[str, Any], ignored: set[str]) -> dict[str, tuple[Any, Any]]:

@@ -190,11 +190,13 @@ def test_a_signal_finishes_what_is_in_flight_and_requests_are_logged_without_tex
             urllib.request.urlopen(f"{started.address}/healthz", timeout=5)
 
 
-def test_a_body_that_stays_away_is_given_up(tmp_path: Path) -> None:
+def test_what_stays_away_is_given_up(tmp_path: Path) -> None:
     with process(tmp_path, "limits.request_seconds=1", environment={"NMT_SERVE_TOKEN": " secret \n"}) as started:
         head = b"POST /v1/translate HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer secret\r\n"
         with opened(started.address, head + b'content-length: 100\r\n\r\n{"text"') as client:
             assert b" 503 " in client.recv(1000)
+        with opened(started.address, b"") as silent, opened(started.address, head) as without_end:
+            assert silent.recv(1000) == without_end.recv(1000) == b""
         with pytest.raises(OSError, match="401"):
             post(started.address, text="a")
         assert post(started.address, "secret", text="a")
