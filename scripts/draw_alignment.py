@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nmt import Translator
 from nmt.config.errors import UserError
-from nmt.explain.explanation import saliency
+from nmt.explain.explanation import explain
 from nmt.explain.heatmap import draw_alignment, save
 
 
@@ -33,8 +33,9 @@ def draw(arguments: argparse.Namespace) -> str:
     translator = Translator.load(arguments.run)
     translation = translator.translate([arguments.sentence])[0]
     if arguments.saliency:
-        (result,) = saliency(translator, [arguments.sentence], [translation.text])
-        figure = draw_alignment(result.shares, result.source_tokens, result.tokens, meaning="share of the gradient")
+        shares = explain(translator, arguments.sentence, translation.tokens).saliency
+        assert shares is not None  # one run is no ensemble
+        figure = draw_alignment(shares, translation.source_tokens, translation.tokens, meaning="share of the gradient")
     elif translation.alignment is None:
         raise UserError(f"{arguments.run} has no attention to draw, or the sentence is empty")
     else:

@@ -20,7 +20,7 @@ from runs import command
 from nmt import Translator
 from nmt.config.compose import config_dir
 from nmt.config.errors import UserError, quoted
-from nmt.explain.explanation import saliency
+from nmt.explain.explanation import explain
 from nmt.explain.heatmap import draw_alignment, save
 
 SENTENCE = (
@@ -51,8 +51,10 @@ def draw_attention(run: Path, output: Path) -> None:
 def draw_gradients(run: Path, output: Path) -> None:
     """How much each output token depends on each source token."""
     translator = Translator.load(run)
-    (result,) = saliency(translator, [SENTENCE], [translator.translate([SENTENCE])[0].text])
-    figure = draw_alignment(result.shares, result.source_tokens, result.tokens, meaning="share of the gradient")
+    (translation,) = translator.translate([SENTENCE])
+    shares = explain(translator, SENTENCE, translation.tokens).saliency
+    assert shares is not None  # one run is no ensemble
+    figure = draw_alignment(shares, translation.source_tokens, translation.tokens, meaning="share of the gradient")
     save(figure, output)
 
 

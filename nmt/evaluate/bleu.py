@@ -208,14 +208,14 @@ def nfc(lines: Sequence[str]) -> list[str]:
     return [unicodedata.normalize("NFC", line) for line in lines]
 
 
-def bleu_metric(settings: ScoreSettings, effective_order: bool = False) -> BLEU:
+def bleu_metric(settings: ScoreSettings) -> BLEU:
     """Create sacreBLEU's BLEU. Raises ValueError if the tokenizer is unknown or not installed."""
     name = settings.tokenize
     if name not in BLEU.TOKENIZERS:
         raise ValueError(f"evaluation.tokenize: {name!r} is unknown; allowed: {', '.join(BLEU.TOKENIZERS)}")
     try:
         # `force` silences the warning that the text looks tokenized, which some corpora are on purpose.
-        return BLEU(tokenize=name, lowercase=settings.lowercase, force=True, effective_order=effective_order)
+        return BLEU(tokenize=name, lowercase=settings.lowercase, force=True)
     except RuntimeError as error:  # no dictionary for the Japanese or Korean tokenizer
         package = f'"sacrebleu[{name.partition("-")[0]}]"'
         raise ValueError(f"evaluation.tokenize: {name!r} needs more packages: pip install {package}") from error

@@ -54,12 +54,12 @@ def explain(
     target: str | Sequence[str],
     *,
     attend: Attend | None = None,
-    saliency: bool = True,
+    gradients: bool = True,
 ) -> Explanation:
     """Score a given translation, a text or pieces as in Translation.tokens, and record what the model attends to.
 
-    attend: see Translator.translate_nbest; saliency is computed without it, and not for an ensemble. Raises UserError
-    for an unknown piece, an impossible step or a translation that is too long.
+    attend: see Translator.translate_nbest. With `gradients`, saliency is computed, without `attend`, and not for an
+    ensemble. Raises UserError for an unknown piece, an impossible step or a translation that is too long.
     """
     (source_ids,), (source_pieces,) = translator.encode([source])
     target_ids, pieces = _target(translator, target)
@@ -81,10 +81,10 @@ def explain(
     (first, *others) = model.models
     if centres is not None and isinstance(first.decoder.attention, Attention):
         reach = first.decoder.attention.window.reach
-    norms = None
-    if saliency and not others:
+    shares = None
+    if gradients and not others:
         with evaluation_mode(model):
-            norms = shares_of(gradient_norms(first, batch))
+            shares = saliency(first, batch)
     return Explanation(
         source_pieces,
         pieces,
@@ -94,7 +94,7 @@ def explain(
         centres,
         reach,
         stops,
-        norms,
+        shares,
     )
 
 
@@ -116,58 +116,32 @@ def beam_tree(
 
 
 def _target(translator: Translator, target: str | Sequence[str]) -> tuple[list[int], list[str]]:
-    """Encode a translation as token ids and pieces, </s> last. Raises UserError above search.max_source_length."""
-    tokenizer, limit = translator.tokenizers.target, translator.search.max_source_length
+    """Encode a translation as token ids and pieces, </s> last. Raises UserError if it is too long."""
+    tokenizer, search = translator.tokenizers.target, translator.search
     if isinstance(target, str):
         (ids,), (pieces,) = tokenizer.encode([target]), tokenizer.surfaces([target])
     else:
         pieces = [*target] if target[-1:] == ["</s>"] else [*target, "</s>"]
         ids = [*prefix_tokens(tokenizer, pieces[:-1], "target"), tokenizer.eos]
+    limit = max(search.max_source_length, search.max_length)
     if len(ids) > limit:
-        raise UserError(f"target: has {len(ids)} tokens, but search.max_source_length={limit}")
+        raise UserError(
+            f"target: has {len(ids)} tokens; the larger of search.max_length and search.max_source_length is {limit}"
+        )
     return ids, pieces
 
 
-@dataclass(frozen=True)
-class Saliency:
-    """Saliency of one sentence pair."""
-
-    source_tokens: list[str]  # pieces, </s> last
-    tokens: list[str]  # pieces, </s> last
-    norms: NDArray[np.floating[Any]]  # (T, S): |d log p(y_t | y_<t, x) / d x_s|, x_s the embedding of source token s
-
-    @property
-    def shares(self) -> NDArray[np.floating[Any]]:
-        """Normalise each row of the norms (T, S) to sum to 1, as attention weights do."""
-        return shares_of(self.norms)
-
-
-def saliency(translator: Translator, sources: Sequence[str], targets: Sequence[str]) -> list[Saliency]:
-    """Compute gradient norms of target tokens' log-probabilities with respect to source embeddings.
-
-    After Simonyan et al. 2014. Raises UserError for an ensemble.
-    """
-    with evaluation_mode(translator.single):
-        return [_saliency_of_pair(translator, *pair) for pair in zip(sources, targets, strict=True)]
-
-
-def shares_of(norms: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
-    """Normalise gradient norms: (T, S) -> (T, S), each row sums to 1."""
+def saliency(model: Seq2Seq, batch: Batch) -> NDArray[np.floating[Any]]:
+    """Compute shares of the gradient norms (T, S) of a batch of one pair: each row sums to 1."""
+    norms = gradient_norms(model, batch)
     totals = norms.sum(1, keepdims=True)
     shares: NDArray[np.floating[Any]] = norms / np.where(totals > 0, totals, 1.0)
     return shares
 
 
-def _saliency_of_pair(translator: Translator, source: str, target: str) -> Saliency:
-    tokenizers = translator.tokenizers
-    (source_ids,), (pieces,) = translator.encode([source])
-    (target_ids,) = tokenizers.target.encode([target])
-    batch = collate([source_ids], [target_ids], tokenizers, np.arange(1)).to(translator.machine.device)
-    return Saliency(pieces, tokenizers.target.surfaces([target])[0], gradient_norms(translator.single, batch))
-
-
 def gradient_norms(model: Seq2Seq, batch: Batch) -> NDArray[np.floating[Any]]:
-    """Compute gradient norms (T, S) of a batch of one pair.
+    """Compute gradient norms (T, S) of a batch of one pair, |d log p(y_t | y_<t, x) / d x_s|, with x_s the embedding of
+    source token s (Simonyan et al. 2014).
 
     Copies the pair N times, so that one backward pass computes N rows.
     """

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from nmt.data.batching import Batch, collate
 from nmt.data.tokenizer import encode_lines
 from nmt.data.word_alignment import Link, alignment_error_rate, attention_to_links, parse_pharaoh
-from nmt.explain.explanation import gradient_norms, shares_of, token_log_probs
+from nmt.explain.explanation import saliency, token_log_probs
 from nmt.model.prediction import NEVER
 from nmt.model.seq2seq import Seq2Seq
 from nmt.ops.layers import evaluation_mode
@@ -75,7 +75,7 @@ def measure_pair(translator: Translator, source: str, reference: str, number: in
     limit = translator.search.max_source_length
     (target_ids,), (pieces,) = encode_lines(tokenizers.target, [reference], limit, "reference", number)
     batch = collate([source_ids], [target_ids], tokenizers, np.arange(1)).to(translator.machine.device)
-    views = {"saliency": shares_of(gradient_norms(model, batch))}
+    views = {"saliency": saliency(model, batch)}
     if model.attends:
         with torch.no_grad(), translator.machine.autocast():
             weights = model.force(*batch[1:5], tokenizers.target.pad).weights

@@ -34,16 +34,13 @@ CELL_SIZE, MAX_SIDE = 0.32, 19.2
 SMALL_CELL_SIZE, MAX_LARGE_SIDE = 0.2, 35.0
 MARGIN = 0.15
 BAR_WIDTH, MAX_BAR_LENGTH = 0.14, 3.2
-MANY = 40  # cells: a larger matrix has labels on all four sides and stronger grid lines
 LABEL_ANGLE = 60  # degrees, of the source labels
 MIN_FONT, MAX_FONT, TITLE_FONT = 6.5, 9.9, 11.0  # points
 MAX_LABEL_LENGTH = 24  # characters
 CONTINUATION = "•"
-DOTTED_CIRCLE = "◌"  # carries an accent or vowel sign that has no letter before it
-COMBINING, SARA_AM = {"Mc", "Me", "Mn"}, "\u0e33\u0eb3"  # their categories, and two letters that behave alike
 RIGHT_TO_LEFT_MARK = "\u200f"
 COLOURS = "viridis"  # perceptually uniform
-INK, MUTED, GRID, STRONG_GRID = "#1a1a1a", "#666666", "#ffffff44", "#ffffff99"
+INK, MUTED, GRID = "#1a1a1a", "#666666", "#ffffff44"
 NOTE: dict[str, Any] = {"size": 7.5, "color": MUTED}  # style of explanations
 # matplotlib takes each character from the first of these fonts that is installed and has it. The first one comes with
 # matplotlib: Latin, Greek, Cyrillic, Arabic, Hebrew. Then those of Linux, macOS and Windows for other scripts.
@@ -118,18 +115,16 @@ def draw_alignment(
     if any(label.startswith(CONTINUATION) for label in labels[0] + labels[1]):
         below = -figure.get_tightbbox().y0 + 0.07  # inches
         axes.text(0, rows + below / cell, f"{CONTINUATION} continues the word before", va="top", **NOTE)
-    _draw_bar(figure, axes, cells, meaning)
+    _draw_bar(figure, cells, meaning)
     _fit(figure)
     return figure
 
 
 def _draw_grid(axes: Axes, rows: int, columns: int, points: float) -> None:
-    """Lines between cells of a size in points; in a large matrix every tenth is stronger."""
+    """Lines between cells of a size in points."""
     horizontal = [[(0, row), (columns, row)] for row in range(1, rows)]
     vertical = [[(column, 0), (column, rows)] for column in range(1, columns)]
-    period = 10 if max(rows, columns) > MANY else math.inf
-    colours = [GRID if n % period else STRONG_GRID for count in (rows, columns) for n in range(1, count)]
-    lines = LineCollection(horizontal + vertical, colors=colours, linewidths=min(0.6, points / 40))
+    lines = LineCollection(horizontal + vertical, colors=GRID, linewidths=min(0.6, points / 40))
     axes.add_collection(lines, autolim=False)
 
 
@@ -142,12 +137,8 @@ def _label(axes: Axes, source: Sequence[str], target: Sequence[str], title: str,
     columns, rows = np.arange(0, len(source), step), np.arange(0, len(target), step)
     axes.set_xticks(columns + 0.5, source[::step], size=size, **slant, **_label_style())
     axes.set_yticks(rows + 0.5, target[::step], size=size, **_label_style())
-    below, right = len(target) > MANY, len(source) > MANY
     axes.tick_params(length=2, color=MUTED)
-    axes.tick_params("x", top=True, labeltop=True, bottom=below, labelbottom=below)
-    axes.tick_params("y", right=right, labelright=right)
-    for tick in axes.xaxis.get_major_ticks():
-        tick.label1.set_horizontalalignment("right")  # labels below the matrix end at their column
+    axes.xaxis.tick_top()
     axes.xaxis.set_label_position("top")
     axes.set_xlabel("source", **NOTE)
     axes.set_ylabel("target", **NOTE)
@@ -159,14 +150,11 @@ def _label_style() -> dict[str, Any]:
     return {"family": installed_fonts(), "color": INK, "parse_math": False}
 
 
-def _draw_bar(figure: Figure, axes: Axes, cells: QuadMesh, meaning: str) -> None:
+def _draw_bar(figure: Figure, cells: QuadMesh, meaning: str) -> None:
     """Draw the colour bar right of the matrix, aligned with its top."""
     width, height = figure.get_size_inches()
     length = min(1.0, MAX_BAR_LENGTH / height)
-    rows = axes.yaxis.get_tightbbox()
-    assert rows is not None
-    left = max(rows.x1 / DPI, width) + 0.2  # right of the labels, if there are any
-    bar = figure.add_axes((left / width, 1 - length, BAR_WIDTH / width, length))
+    bar = figure.add_axes((1 + 0.2 / width, 1 - length, BAR_WIDTH / width, length))
     figure.colorbar(cells, cax=bar, ticks=[0, 0.5, 1])
     bar.tick_params(labelsize=NOTE["size"], labelcolor=MUTED, color=MUTED, length=2)
     bar.set_ylabel(meaning, **NOTE)
@@ -188,7 +176,6 @@ def _fit(figure: Figure) -> None:
 def token_labels(tokens: Sequence[str]) -> list[str]:
     """Label tokens: "•" before a piece that continues a word, control characters escaped."""
     labels = [printable(token.replace(WORD_START, " ").strip(" ") or "␣") for token in tokens]
-    labels = [DOTTED_CIRCLE + label if _is_combining(label[0]) else label for label in labels]
     if any(token.startswith(WORD_START) for token in tokens):
         words = words_of_pieces(tokens)
         for position in range(1, len(tokens)):
@@ -198,10 +185,6 @@ def token_labels(tokens: Sequence[str]) -> list[str]:
     if _direction("".join(labels)) == "right to left":  # also for labels without a direction, such as "•."
         labels = [label if _direction(label) else label + RIGHT_TO_LEFT_MARK for label in labels]
     return labels
-
-
-def _is_combining(character: str) -> bool:
-    return unicodedata.category(character) in COMBINING or character in SARA_AM
 
 
 def _direction(text: str) -> str | None:

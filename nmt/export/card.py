@@ -9,7 +9,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from nmt.config import schema
 from nmt.config.errors import for_shell, printable
 from nmt.system.text_table import human_duration
-from nmt.translate.translator import make_search
 
 UNKNOWN = "not recorded"
 
@@ -39,6 +38,7 @@ def card(
     )
     environment.filters["cell"] = lambda text: " ".join(printable(text).split()).replace("|", "\\|")
     data, start = config.data, (manifest.get("starts") or [{}])[0]
+    search = config.search.model_dump(exclude=set(schema.SearchLimits.model_fields))
     facts = {
         "Licence": license or "not stated",
         "Languages": f"{data.source_lang} to {data.target_lang}",
@@ -50,7 +50,7 @@ def card(
         "Size": f"{parameters:,} parameters, {weight_bytes / 1e6:,.1f} MB of weights",
         "Training": _training(manifest.get("training", {}), start),
         "Checkpoint": checkpoint,
-        "Search": make_search(config.search).summary(),
+        "Search": " ".join(f"search.{key}={value}" for key, value in search.items()),
     }
     signatures = {
         f"{name}: `{scores[key]}`"

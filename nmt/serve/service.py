@@ -265,7 +265,7 @@ class Service:
         model.check_guidance(request.attend)
 
         def work(items: Sequence[str]) -> list[Explanation]:
-            options = {"attend": request.attend, "saliency": request.saliency}
+            options = {"attend": request.attend, "gradients": request.saliency}
             return [explain(model.translator, text, request.target, **options) for text in items]  # type: ignore[arg-type]
 
         (explanation,) = await self._queued(model, work, [request.text], [tokens], None, model.translator)

@@ -220,14 +220,14 @@ def literal(text: str) -> str:
 
 def sample_figures(sample: Sample, title: str = "") -> dict[str, Figure]:
     """Heatmaps "alignment", if the model has an attention, and "saliency", if it was computed."""
-    figures, (translation, saliency) = {}, sample[2:]
+    figures, (translation, explanation) = {}, sample[2:]
     if translation.alignment is not None:
         figures["alignment"] = draw_alignment(
             translation.alignment, translation.source_tokens, translation.tokens, title
         )
-    if saliency is not None:
+    if explanation is not None and explanation.saliency is not None:
         figures["saliency"] = draw_alignment(
-            saliency.shares, saliency.source_tokens, saliency.tokens, title, "share of the gradient"
+            explanation.saliency, explanation.source_tokens, explanation.tokens, title, "share of the gradient"
         )
     return figures
 

@@ -18,7 +18,7 @@ from nmt.config.schema.training import Validation as ValidationConfig
 from nmt.data.batching import Batches, Indices
 from nmt.evaluate.bleu import METRICS, ScoreSettings, perplexity
 from nmt.evaluate.evaluation import Comet, align, evaluate
-from nmt.explain.explanation import Saliency, attention_statistics, saliency
+from nmt.explain.explanation import Explanation, attention_statistics, explain
 from nmt.ops.layers import evaluation_mode
 from nmt.system.machine import retry_in_halves
 from nmt.translate.translator import Progress, Translation, Translator
@@ -37,7 +37,7 @@ class Sample(NamedTuple):
     source: str
     reference: str
     translation: Translation
-    saliency: Saliency | None
+    explanation: Explanation | None  # with saliency
 
 
 class Validation(NamedTuple):
@@ -142,8 +142,8 @@ def pick_samples(
 ) -> list[Sample]:
     """Pick `config.samples` sentences, spread evenly over all."""
     indices = sorted({int(i) for i in np.linspace(0, len(sources) - 1, min(config.samples, len(sources)))})
-    saliencies: list[Saliency | None] = [None] * len(indices)
-    if config.saliency:
-        saliencies = [*saliency(translator, [sources[i] for i in indices], [translations[i].text for i in indices])]
-    shown = zip(indices, saliencies, strict=True)
-    return [Sample(sources[i], references[i], translations[i], gradients) for i, gradients in shown]
+    samples = []
+    for i in indices:
+        explanation = explain(translator, sources[i], translations[i].tokens) if config.saliency else None
+        samples.append(Sample(sources[i], references[i], translations[i], explanation))
+    return samples

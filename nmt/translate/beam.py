@@ -337,8 +337,3 @@ class BeamSearch(Search[schema.Beam]):
         if not self.settings.coverage_penalty or attention is None:
             return score
         return score + self.settings.coverage_penalty * coverage_score(attention.sum(0).numpy())
-
-    def summary(self) -> str:
-        settings = self.settings
-        text = f"beam of {self.beam_size}, length penalty {settings.length_penalty}"
-        return text + (f", coverage penalty {settings.coverage_penalty:g}" if settings.coverage_penalty else "")

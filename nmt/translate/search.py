@@ -189,10 +189,6 @@ class Search(ABC, Generic[SettingsT]):
         """Score a hypothesis of this log-probability, length and attention (T, S) as the search does."""
         return log_prob
 
-    def summary(self) -> str:
-        """Describe the search in a few words, for a model card."""
-        return self.settings.kind
-
     def best(self, candidates: "list[Translation]", n: int) -> "list[Translation]":
         """Choose the n best of a sentence's translations, given in the order of `__call__`."""
         return candidates

@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -180,30 +179,6 @@ def test_equal_systems_rarely_differ_and_unequal_ones_do() -> None:
     unequal = simulated(20, 300, (3, 3), gain=6.0)
     assert unequal["seeds and sentences"] >= 0.8 * 20
     assert unequal["covered"] >= 0.8 * 20
-
-
-def drawn(
-    rng: np.random.Generator, seeds: Sequence[int], sds: Sequence[float]
-) -> tuple[list[NDArray[np.float64]], NDArray[np.float64]]:
-    """Scores of equal systems with these standard deviations between seeds, and their covariance over sentences."""
-    shared, own = 0.25, 0.39  # standard deviations, as those of made_systems
-    scores = [
-        shared * rng.standard_normal() + np.hypot(own, sd) * rng.standard_normal(count)
-        for count, sd in zip(seeds, sds, strict=True)
-    ]
-    return scores, covariance(tuple(seeds), shared**2, own**2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("seeds", "most"), [(2, 0.12), (3, 0.085), (5, 0.065)])
-def test_a_system_whose_seeds_vary_ten_times_as_much_is_starred_a_little_too_often(seeds: int, most: float) -> None:
-    """What docs/comparison.md says of unstable systems."""
-    rng, comparisons = np.random.default_rng(0), 3000
-    found = 0
-    for _ in range(comparisons):
-        (a, b), together = drawn(rng, (seeds, seeds), (0.3, 3.0))
-        found += difference(a, b, together, 1000).p_value < SIGNIFICANT
-    assert 0.04 < found / comparisons < most
 
 
 @pytest.mark.slow

@@ -9,7 +9,8 @@ import torch
 from trained import blind, copying  # noqa: F401
 
 from nmt.config.schema import TrainConfig
-from nmt.explain.explanation import saliency
+from nmt.data.batching import collate
+from nmt.explain.explanation import explain, gradient_norms
 from nmt.training.job import train
 from nmt.translate.translator import Translator
 
@@ -37,8 +38,10 @@ def log_probs(translator: Translator, nudge: torch.Tensor) -> np.ndarray:
 
 
 def test_norms_are_those_of_the_numerical_jacobian(translator: Translator) -> None:
-    (found,) = saliency(translator, *PAIR)
-    T, S = found.norms.shape
+    found = explain(translator, PAIR[0][0], PAIR[1][0])
+    ids = [side.encode(texts) for side, texts in zip(translator.tokenizers, PAIR, strict=True)]
+    norms = gradient_norms(translator.single, collate(*ids, translator.tokenizers, np.arange(1)))
+    T, S = norms.shape
     assert (len(found.tokens), len(found.source_tokens)) == (T, S)
     E, step = translator.model.source_embedding.embedding_dim, 1e-6
     numerical = np.zeros((T, S, E))
@@ -47,8 +50,8 @@ def test_norms_are_those_of_the_numerical_jacobian(translator: Translator) -> No
             nudge = torch.zeros(S, E, dtype=torch.float64)
             nudge[s, e] = step
             numerical[:, s, e] = (log_probs(translator, nudge) - log_probs(translator, -nudge)) / (2 * step)
-    np.testing.assert_allclose(found.norms, np.linalg.norm(numerical, axis=-1), rtol=1e-5, atol=1e-9)
-    np.testing.assert_allclose(found.shares.sum(1), 1)
+    np.testing.assert_allclose(norms, np.linalg.norm(numerical, axis=-1), rtol=1e-5, atol=1e-9)
+    np.testing.assert_allclose(found.saliency, norms / norms.sum(1, keepdims=True))
 
 
 @pytest.mark.slow

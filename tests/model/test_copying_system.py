@@ -10,7 +10,7 @@ from conftest import TINY, values_of
 from nmt import Translator
 from nmt.config.compose import validated
 from nmt.config.schema import TrainConfig
-from nmt.explain.explanation import explain, saliency
+from nmt.explain.explanation import explain
 from nmt.training.job import train
 
 pytestmark = pytest.mark.system
@@ -45,8 +45,9 @@ def test_translations_score_what_an_explanation_says(run: Path, search: dict[str
         if line:
             explained = explain(translator, line, found.tokens)
             assert explained.token_log_probs == pytest.approx(found.token_log_probs, abs=1e-4)
-    (pair,) = saliency(translator, LINES[:1], LINES[3:])
-    assert pair.shares.sum(1) == pytest.approx(1)
+    shares = explain(translator, LINES[0], LINES[3]).saliency
+    assert shares is not None
+    assert shares.sum(1) == pytest.approx(1)
 
 
 @pytest.mark.slow

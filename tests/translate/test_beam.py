@@ -125,12 +125,6 @@ def test_stops_as_soon_as_it_may(stop: Stop) -> None:
     assert (len(toy.rows) < 15) == (stop == "beam")
 
 
-def test_finished_sentences_leave_the_batch() -> None:
-    toy = Toy(1, vocabulary=30, bias={EOS: -9.0})
-    search(toy, Limits(0, [2, 5, 1, 4]), 3, 3)
-    assert toy.rows == [4, 9, 6, 6, 3]
-
-
 @pytest.mark.parametrize("coarse", [False, True])
 def test_batch_mates_their_order_and_chunks_change_nothing(coarse: bool) -> None:
     maxima = [7, 3, 10, 1, 6]
@@ -157,18 +151,6 @@ def test_hypotheses_are_distinct_sorted_and_have_the_scores_of_their_tokens(dtyp
                 assert not {PAD, BOS} & set(h.tokens)  # which are never generated
                 assert h.log_prob == pytest.approx(toy.log_prob(sentence, h.tokens), abs=1e-5)
                 assert h.score == h.log_prob / penalty.penalty(len(h.tokens))
-
-
-@pytest.mark.parametrize("min_length", [0, 3, 20])
-@pytest.mark.parametrize("bias", [-20.0, 20.0])
-def test_lengths_keep_their_limits_and_every_hypothesis_ends(min_length: int, bias: float) -> None:
-    maxima = [6, 1, 4, 9]
-    results = search(Toy(6, bias={EOS: bias}), Limits(min_length, maxima), 4, 4)
-    for maximum, hypotheses in zip(maxima, results, strict=True):
-        assert hypotheses
-        for h in hypotheses:
-            assert min(min_length + 1, maximum) <= len(h.tokens) <= maximum
-            assert h.tokens.index(EOS) == len(h.tokens) - 1
 
 
 def test_impossible_hypotheses_are_not_returned() -> None:

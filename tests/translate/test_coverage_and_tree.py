@@ -14,7 +14,7 @@ from search_toy import search as configured
 from torch import Tensor
 
 from nmt.model.decoder import StepOutput
-from nmt.translate.beam import Coverage, Node, Recorder, Scorer, Selection, beam_search
+from nmt.translate.beam import Node, Recorder, Scorer, beam_search
 from nmt.translate.search import Hypothesis, Limits
 
 AVERAGE = Scorer("average", 1.0)
@@ -110,13 +110,6 @@ def test_batch_mates_and_padding_change_no_bit() -> None:
         assert found(model, list(order)) == [together[sentence] for sentence in order]
     for sentence, expected in enumerate(together):
         assert found(padded, [sentence]) == [expected]
-
-
-def test_a_strength_of_zero_changes_no_bit() -> None:
-    model, limits = Attending(Toy(2, vocabulary=12), [3, 5, 2]), Limits(1, [7, 9, 5])
-    batch, zero = batch_of(model, limits, lengths=[3, 5, 2]), Coverage(AVERAGE, 0.0, [3, 5, 2])
-    plain = search(model, limits, 3, 0.0, beam_size=4)
-    assert bits(beam_search(batch, Selection(4, EOS), 3, scorer=zero)) == bits(plain)
 
 
 PENALTY = Scorer("average", 0.7)

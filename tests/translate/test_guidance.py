@@ -100,21 +100,6 @@ def test_forbidden_phrases_never_appear(run: Path, kind: str, pairs: tuple[list[
         assert [phrase for phrase in forbidden if holds(translation.text, phrase)] == []
 
 
-@pytest.mark.parametrize("kind", ["beam", "greedy", "sampling"])
-def test_each_line_has_its_prefix(run: Path, kind: str) -> None:  # noqa: F811
-    translator = Translator.load(run, search=KINDS[kind])
-    lines, prefixes = ["the cat sleeps .", "the dog", "the cat ."], ["un chien", "", "le"]
-    for translation, prefix in zip(translator.translate(lines, prefixes=prefixes), prefixes, strict=True):
-        assert translation.text.startswith(prefix)
-
-
-def test_a_prefix_and_constraints_together(translator: Translator) -> None:
-    (found,) = translator.translate(["the cat sleeps ."], prefixes=["un chien"], constraints=[["chien dort", "le"]])
-    assert found.text.startswith("un chien")
-    assert holds(found.text, "chien dort")
-    assert holds(found.text, "le")
-
-
 def test_a_glossary_holds_for_whole_words_and_the_longest_phrase(translator: Translator) -> None:
     glossary = {"dog": "chien", "red dog": "maison rouge", "cat": "chat"}
     targets = Glossary(tuple(glossary.items()), lowercase=False).targets

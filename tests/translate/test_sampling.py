@@ -127,22 +127,6 @@ def test_a_small_temperature_is_greedy_search(changes: dict[str, Any], temperatu
         assert [h.tokens for h in hypotheses] == [best.tokens] * 5
 
 
-def test_the_seed_decides() -> None:
-    toy, limits = Toy(5, vocabulary=30), Limits(0, [9, 9])
-    first, again, other = (bits(draw(toy, limits, 8, seed=seed)) for seed in (0, 0, 1))
-    assert first == again != other
-
-
-def test_limits_and_bans_hold() -> None:
-    maxima = [6, 1, 4]
-    toy = Toy(7, bias={PAD: 5.0, BOS: 5.0})
-    for maximum, hypotheses in zip(maxima, draw(toy, Limits(2, maxima), 50, temperature=5.0), strict=True):
-        for h in hypotheses:
-            assert min(3, maximum) <= len(h.tokens) <= maximum
-            assert h.tokens.index(EOS) == len(h.tokens) - 1
-            assert not {PAD, BOS} & set(h.tokens)
-
-
 def test_a_rare_token_has_its_share_of_the_unit_interval() -> None:
     """1e-7, though it comes after 6,000 others: a float32 sum moves in steps of 6e-8 there."""
     log_probs = torch.full((1, 6001), math.log((1 - 1e-7) / 6000))

@@ -1,12 +1,10 @@
 """Coverage penalty, diverse beam search and minimum Bayes risk decoding as users choose them, on small trained runs."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import values_of
-from forks import call
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from trained import LINES, TEXT, blind, run  # noqa: F401
@@ -75,25 +73,6 @@ def test_candidates_of_equal_text_count_once(run: Path) -> None:  # noqa: F811
         assert len(same) == 1  # of greedy search's
     one, drawn = nbest(run, 1, **(MBR | {"n_candidates": 1})), nbest(run, 1, **SAMPLING)
     assert [(each.text, each.log_prob) for (each,) in one] == [(each.text, each.log_prob) for (each,) in drawn]
-
-
-def test_candidates_depend_on_the_seed_alone(run: Path) -> None:  # noqa: F811
-    def found(seed: int, lines: list[str]) -> list[str]:
-        return [each.text for each in Translator.load(run, search=MBR, seed=seed).translate(lines)]
-
-    assert found(3, LINES) == found(3, LINES) != found(4, LINES)
-    assert found(3, LINES[:1]) == found(3, LINES)[:1]  # whatever is translated with it
-
-
-def test_the_commands_take_them(run: Path, tmp_path: Path) -> None:  # noqa: F811
-    mbr = ["search=mbr", "search.n_candidates=5", "search.utility=bleu"]
-    done = call("nmt-evaluate", f"run={run}", "split=validation", f"output={tmp_path / 'out'}", *mbr)
-    assert done.returncode == 0
-    search = json.loads(done.stdout.splitlines()[-1])["search"]
-    assert (search["kind"], search["n_candidates"], search["utility"]) == ("mbr", 5, "bleu")
-    done = call("nmt-translate", f"run={run}", "search.groups=2", stdin=TEXT)
-    assert done.returncode == 2
-    assert b"search.groups: diverse beams were removed; leave it out, or draw samples" in done.stderr
 
 
 @pytest.mark.parametrize(
