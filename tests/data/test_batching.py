@@ -40,17 +40,6 @@ def test_a_batch_may_fill_its_budget_to_the_last_token() -> None:
     assert [len(batch) for batch in batches] == [4, 4]
 
 
-def test_batches_are_full_and_even() -> None:
-    rng = np.random.default_rng(0)
-    source = rng.integers(5, 40, 5000)
-    target = np.maximum(1, source + rng.integers(-3, 4, 5000))
-    batches = plan(source, target, batch_tokens=2000, batch_sentences=None, rng=rng)
-    padded = sum(len(batch) * target[batch].max() for batch in batches)
-    assert target.sum() / padded > 0.97
-    fill = [len(batch) * max(source[batch].max(), target[batch].max()) / 2000 for batch in batches]
-    assert np.median(fill) > 0.95
-
-
 def test_padding_of_ragged_rows() -> None:
     assert padded([[1, 2, 3], [], [4]], 9).tolist() == [[1, 2, 3], [9, 9, 9], [4, 9, 9]]
     assert padded([[]], 9).shape == (1, 0)

@@ -74,28 +74,12 @@ def test_gzipped_text(corpus: Path) -> None:
     assert read(corpus.with_name("zipped")) == PAIRS
 
 
-def test_windows_files_read_like_others(tmp_path: Path) -> None:
-    (tmp_path / "w.en").write_bytes("\ufeffone\r\ntwo\r\n".encode())
-    (tmp_path / "w.fr").write_bytes(b"un\r\ndeux")
-    assert read(tmp_path / "w") == [Pair("one", "un"), Pair("two", "deux")]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("corpus.en", b"a\n" * 7, r"corpus\.en has 7 lines, but .*corpus\.fr has 5"),
-        ("corpus.en", b"a\n", r"corpus\.en has 1 lines, but .*corpus\.fr has 5"),
-        ("corpus.fr", b"un\ndeu\xff\n" + b"x\n" * 3, r"corpus\.fr, line 2: not valid UTF-8 \(byte 4 of the line\)"),
-        ("corpus.en", b"", r"corpus\.en: is empty"),
-        ("corpus.fr", None, r"corpus\.fr: no such file"),
-    ],
-)
-def test_broken_text_is_refused_by_file_and_line(name: str, content: bytes | None, message: str, corpus: Path) -> None:
-    path = corpus.with_name(name)
-    path.unlink() if content is None else path.write_bytes(content)
-    with pytest.raises(UserError, match=message) as error:
+def test_a_missing_file_is_named(corpus: Path) -> None:
+    corpus.with_name("corpus.fr").unlink()
+    with pytest.raises(UserError, match=r"corpus\.fr: no such file"):
         read(corpus)
-    assert "\n" not in str(error.value)
+    with pytest.raises(UserError, match=r"^data\.train=.*t\.tsv: no such table$"):
+        read(corpus.with_name("t.tsv"))
 
 
 def test_a_file_or_a_folder_given_for_a_prefix_is_explained(corpus: Path) -> None:
@@ -170,23 +154,10 @@ def test_tables_without_a_header_have_numbered_columns(suffix: str, separator: s
         read(path)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("t.csv", b'en,fr\n"a,b\nc,d,e,f\n', r"t\.csv, line 2: cannot be read as a table"),
-        ("t.jsonl", b"{{{", r"t\.jsonl, line 1: cannot be read as JSON"),
-        ("t.parquet", b"{{{", r"t\.parquet: cannot be read as a table"),
-        ("t.tsv", b"en\tfr\na\tb\n\xff\tc\n", r"t\.tsv, line 3: not valid UTF-8"),
-        ("t.tsv", None, r"^data\.train=.*t\.tsv: no such table$"),
-    ],
-)
-def test_broken_tables_are_refused_in_one_line(name: str, content: bytes | None, message: str, tmp_path: Path) -> None:
-    path = tmp_path / name
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(UserError, match=message) as error:
-        read(path)
-    assert "\n" not in str(error.value)
+def test_a_broken_row_is_named(tmp_path: Path) -> None:
+    (tmp_path / "t.tsv").write_bytes(b"en\tfr\na\tb\n\xff\tc\n")
+    with pytest.raises(UserError, match=r"t\.tsv, line 3: not valid UTF-8"):
+        read(tmp_path / "t.tsv")
 
 
 # The hub and the demo
@@ -317,8 +288,8 @@ def test_several_files_are_read_one_after_the_other(tmp_path: Path) -> None:
     for number in (2, 0, 1):
         write_text(tmp_path / f"part-0{number}", TEXTS[number : number + 1])
     to_tsv(tmp_path / "part-03.tsv")
-    (tmp_path / "part-04.en.gz").write_bytes(gzip.compress(b"zipped\n"))
-    (tmp_path / "part-04.fr").write_text("comprim\n")
+    (tmp_path / "part-04.en.gz").write_bytes(gzip.compress(b"zipped"))  # without a line end
+    (tmp_path / "part-04.fr").write_text("comprim")
     config = files_config(
         train=f"{tmp_path}/part-*",
         validation=f"{tmp_path}/part-0[01]",
@@ -344,17 +315,3 @@ def test_a_pattern_without_matches_is_refused(corpus: Path) -> None:
 def test_a_name_with_the_characters_of_a_pattern_is_a_name(tmp_path: Path) -> None:
     write_text(tmp_path / "a1x", TEXTS[1:2])
     assert read(write_text(tmp_path / "a[1]*", TEXTS[:1])) == PAIRS[:1]
-
-
-def test_errors_in_a_file_name_its_line(tmp_path: Path) -> None:
-    parts = [write_text(tmp_path / f"part-{number}") for number in (0, 1)]
-    (tmp_path / "part-1.fr").write_bytes(b"un\ndeux\n\xff\nquatre\ncinq\n")
-    with pytest.raises(UserError, match=r"part-1\.fr, line 3: not valid UTF-8"):
-        read(parts)
-
-
-def test_pairs_are_counted_without_decoding(corpus: Path, tmp_path: Path) -> None:
-    (tmp_path / "more.en").write_bytes(b"\xff\n\nlast")
-    (tmp_path / "more.fr").write_bytes(b"un\n\ndeux\n")
-    config = files_config(train=[str(corpus), f"{tmp_path}/more"], validation=corpus)
-    assert count_pairs(splits(config)["train"]) == len(PAIRS) + 3

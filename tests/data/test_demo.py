@@ -1,9 +1,9 @@
 """The demo corpus: correct French, links between all words, deterministic from a seed."""
 
+import hashlib
 import itertools
 import os
 import random
-import statistics
 import subprocess
 import sys
 import unicodedata
@@ -12,15 +12,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from nmt.data.demo import MAX_WORDS, MIN_WORDS, DemoSplits, Grammar, Lexicon, Noun, Phrase, generate
+from nmt.data.demo import VERSION, DemoSplits, Grammar, Lexicon, Noun, Phrase, generate
 
 Sentence = tuple[list[str], list[str], list[tuple[int, int]]]  # English words, French words, links
 
 LEXICON = Lexicon()
 NOUNS = [noun for nouns in LEXICON.nouns.values() for noun in nouns]
 VERBS = LEXICON.transitive + LEXICON.intransitive
-VERB_FORMS = {form for verb in VERBS for form in verb.english}
-VERB_FORMS |= {"is", "are", "was", "were", "be", "thinks", "think", "says", "say"}
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +45,12 @@ def test_a_seed_decides_the_corpus() -> None:
     corpus, again, other = (generate(80, 10, 10, seed) for seed in (7, 7, 8))
     assert again == corpus
     assert all(mine != others for mine, others in zip(corpus, other, strict=True))
+
+
+def test_another_text_of_a_seed_has_another_version(splits: DemoSplits) -> None:
+    """Prepared corpora and published results go by the version: another grammar takes a new digest here, too."""
+    text = "".join(f"{line}\n" for split in splits for triple in split for line in triple)
+    assert (VERSION, hashlib.sha256(text.encode()).hexdigest()[:16]) == (1, "5db1e526edbf17b7")
 
 
 def test_global_randomness_and_hash_seed_do_not_matter() -> None:
@@ -91,27 +95,6 @@ def test_the_french_is_a_function_of_the_english() -> None:
         assert len(known) < len(drawn)
 
 
-def test_a_verb_stands_between_two_ands(sentences: list[Sentence]) -> None:
-    """Else "A saw B and C and D slept" leaves open who slept, and so the number of the French verb."""
-    found = 0
-    for english, _, _ in sentences:
-        ands = [i for i, word in enumerate(english) if word == "and"]
-        for first, second in itertools.pairwise(ands):
-            assert VERB_FORMS & set(english[first:second])
-            found += 1
-    assert found > 20
-
-
-def test_two_subjects_take_a_plural_verb(sentences: list[Sentence]) -> None:
-    singular = {verb.english[1] for verb in VERBS} | {"is", "was", "does", "thinks", "says"}
-    found = 0
-    for english, _, _ in sentences:
-        if "and" in english and not VERB_FORMS & set(english[: english.index("and")]):
-            assert next(word for word in english if word in VERB_FORMS | {"does"}) not in singular
-            found += 1
-    assert found > 20
-
-
 def test_every_word_is_linked_and_every_link_has_two_words(sentences: list[Sentence]) -> None:
     for english, french, links in sentences:
         assert {i for i, _ in links} == set(range(len(english)))
@@ -152,21 +135,6 @@ def test_adjectives_cross_their_noun_and_size_stays_before_it(sentences: list[Se
     assert found == set(itertools.combinations(["size", "quality", "origin", "noun"], 2))
 
 
-def test_fixed_names_are_reversed(sentences: list[Sentence]) -> None:
-    for sentence in sentences:
-        english, french, _ = sentence
-        if "Economic" in english:
-            i = english.index("Economic")
-            assert [translations(sentence, i + k)[0] for k in (-1, 0, 1)] == [
-                "européenne",
-                "économique",
-                "zone",
-            ]
-            assert "zone économique européenne" in " ".join(french)
-            return
-    pytest.fail("the name does not occur")
-
-
 def test_negation_links_to_both_halves(sentences: list[Sentence]) -> None:
     half = {"not": "pas", "never": "jamais", "cannot": "pas"}
     found = set()
@@ -179,38 +147,6 @@ def test_negation_links_to_both_halves(sentences: list[Sentence]) -> None:
                 assert len(words) == (3 if word == "cannot" else 2)
                 found.add(word)
     assert found == set(half)
-
-
-def test_indefinite_articles_become_de(
-    sentences: list[Sentence],
-) -> None:
-    bases = {verb.english[0] for verb in LEXICON.transitive}
-    size = {adjective.english for adjective in LEXICON.adjectives if adjective.order == "size"}
-    found = set()
-    for sentence in sentences:
-        for at, word in enumerate(sentence[0]):
-            is_object = at > 1 and sentence[0][at - 1] in bases and sentence[0][at - 2] in {"not", "cannot"}
-            if word in {"a", "an"} and is_object:
-                assert translations(sentence, at)[0] in {"de", "d'"}
-                found.add("negated a")
-            elif word == "any":
-                assert translations(sentence, at)[0] in {"de", "d'"}
-                found.add("any")
-            elif word == "some":
-                before_size = sentence[0][at + 1] in size
-                assert translations(sentence, at)[0] in ({"de", "d'"} if before_size else {"des"})
-                found.add(f"some {before_size}")
-    assert found == {"negated a", "any", "some True", "some False"}
-
-
-def test_a_time_ends_the_english_clause_and_heads_the_french(sentences: list[Sentence]) -> None:
-    found = 0
-    for english, french, links in sentences:
-        if english[-2] == "yesterday" and not {"and", "but", "because", "while", "that"} & set(english):
-            assert french[0] == "hier"
-            assert (len(english) - 2, 0) in links
-            found += 1
-    assert found > 3
 
 
 def test_one_word_may_stand_for_many_and_many_for_one(sentences: list[Sentence]) -> None:
@@ -227,15 +163,6 @@ def test_one_word_may_stand_for_many_and_many_for_one(sentences: list[Sentence])
             assert sum(j == french.index("devant") for _, j in links) == 3
             found.add("devant")
     assert found == {*several, "devant"}
-
-
-def test_lengths_spread(sentences: list[Sentence]) -> None:
-    lengths = [len(english) for english, _, _ in sentences]
-    assert min(lengths) == MIN_WORDS == 4
-    assert 40 <= max(lengths) <= MAX_WORDS == 45
-    assert 13 <= statistics.mean(lengths) <= 17
-    assert sum(length > 25 for length in lengths) >= 0.15 * len(lengths)
-    assert sum(length <= 10 for length in lengths) >= 0.3 * len(lengths)
 
 
 # Agreement, elision, contraction, articles, capitals
@@ -274,11 +201,6 @@ DETERMINERS = {  # the genders and numbers that each one admits
     **dict.fromkeys(["l'", "mon", "son", "chaque"], ("mf", "s")),
     **dict.fromkeys(["les", "des", "ces", "mes", "ses", "deux", "trois", "plusieurs", "aux"], ("mf", "p")),
 }
-
-
-@pytest.fixture(scope="module")
-def pairs(splits: DemoSplits) -> list[tuple[str, str]]:
-    return [(english, french) for split in splits for english, french, _ in split]
 
 
 @pytest.fixture(scope="module")
@@ -325,19 +247,6 @@ def test_determiners_and_adjectives_agree_with_their_noun(texts: list[list[str]]
     assert found > 1000
 
 
-def test_the_feminine_list_is_right() -> None:
-    feminine = """infirmière reine fille femme sorcière actrice souris vache lettre histoire pomme clé horloge
-    maison école cuisine réunion fête guerre"""
-    assert {noun.french[0] for noun in NOUNS if noun.feminine} == set(feminine.split())
-
-
-def test_plurals_are_right() -> None:
-    plurals = {noun.english[1]: noun.french[1] for noun in NOUNS}
-    expected = """horses chevaux, birds oiseaux, newspapers journaux, castles châteaux, mice souris, stories histoires,
-    witches sorcières, keys clés, men hommes, women femmes, children enfants"""
-    assert all(plurals[english] == french for english, french in map(str.split, expected.split(",")))
-
-
 def test_predicates_and_participles_agree_with_a_pronoun(texts: list[list[str]]) -> None:
     participles = {verb.french[2] for verb in LEXICON.intransitive if verb.etre}
     found = Counter[tuple[str, bool]]()
@@ -371,36 +280,8 @@ def test_french_elides_and_contracts(texts: list[list[str]]) -> None:
     assert elided | {"du", "des", "au", "aux", "cet", "mon", "vieil", "bel"} <= written
 
 
-def test_english_articles_follow_the_sound(pairs: list[tuple[str, str]]) -> None:
-    for english, _ in pairs:
-        for word, following in itertools.pairwise(english.split()):
-            assert word not in ("a", "an") or (following[0].lower() in "aeiou") == (word == "an")
-
-
-def test_an_owned_noun_is_definite(pairs: list[tuple[str, str]]) -> None:
-    """Neither "his hat of Anna" nor "many hats of Anna"."""
-    nouns = {form for noun in NOUNS for form in noun.english}
-    adjectives = {adjective.english for adjective in LEXICON.adjectives}
-    found = 0
-    for english in (english.split() for english, _ in pairs):
-        for at in (at for at, word in enumerate(english) if word == "of" and english[at - 1] in nouns):
-            assert next(word for word in reversed(english[: at - 1]) if word not in adjectives) == "the"
-            found += 1
-    assert found > 50
-
-
-def test_only_names_and_nationalities_have_capitals(pairs: list[tuple[str, str]]) -> None:
-    names = LEXICON.names + LEXICON.institutions
-    english_names = {word for name in names for word in name.english} | {"French", "Italian"}
-    french_names = {word for name in names for word in name.french}
-    for side, names_of_side in enumerate((english_names, french_names)):
-        written = {word for pair in pairs for word in pair[side].split() if word != word.lower()}
-        assert written == {word for word in names_of_side if word != word.lower()}
-        assert {name.english[0] for name in LEXICON.names} <= written
-
-
-def test_text_is_plain_composed_unicode(pairs: list[tuple[str, str]]) -> None:
-    for pair in pairs:
+def test_text_is_plain_composed_unicode(splits: DemoSplits) -> None:
+    for *pair, _ in itertools.chain(*splits):
         for text in pair:
             assert text == " ".join(text.split())
             assert text.endswith(" .")

@@ -51,10 +51,6 @@ def test_what_a_reader_would_miss_is_kept(nfc: sentencepiece.SentencePieceNormal
         assert nfc.normalize(text) == text
 
 
-def test_white_space_becomes_a_space_and_controls_vanish(nfc: sentencepiece.SentencePieceNormalizer) -> None:
-    assert nfc.normalize("a\xa0b\u3000c\td\u2028e\x01f\ufeffg") == "a b c d efg"
-
-
 def test_no_character_is_left_out() -> None:
     later = map(chr, range(len(CHARACTERS), sys.maxunicode + 1))
     assert all(unicodedata.normalize("NFD", char) == char for char in later)

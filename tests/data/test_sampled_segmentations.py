@@ -2,20 +2,14 @@
 
 import io
 import math
-import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 import sentencepiece
-import torch
-from conftest import TINY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentencepiece import sentencepiece_model_pb2
@@ -187,18 +181,3 @@ def test_unused_pieces_stay_unused_or_the_model_is_refused(kind: str, possible: 
         assert tokenizer.sample(ENGLISH, 1e5, range(300)) == tokenizer.encode(ENGLISH)
         assert not unused & {i for ids in tokenizer.sample(ENGLISH, 0.1, range(300)) for i in ids}
         expect_like_frequencies(tokenizer, sorted({word for line in ENGLISH[:3] for word in line.split()})[:5], 0.1)
-
-
-@pytest.mark.slow
-def test_two_processes_end_in_the_same_weights(tmp_path: Path) -> None:
-    weights: list[dict[str, Any]] = []
-    for name, sampling in (("one", 0.1), ("again", 0.1), ("without", 0.0)):
-        run = tmp_path / name
-        cache = {"NMT_CACHE": str(tmp_path / f"{name} cache")}  # prepared anew: the tokenizer must be the same, too
-        given = [*TINY, f"tokenizer.sampling={sampling}", "training.max_steps=6", f"hydra.run.dir={run}"]
-        command = [sys.executable, "-c", "from nmt.cli.train import main; main()", *given]
-        subprocess.run(command, env=os.environ | cache, capture_output=True, check=True)
-        weights.append(torch.load(run / "checkpoints" / "last.pt", weights_only=True)["model"])
-    one, again, without = weights
-    assert all(torch.equal(one[name], again[name]) for name in one)
-    assert not all(torch.equal(one[name], without[name]) for name in one)

@@ -72,13 +72,6 @@ def test_punctuation_is_split_off_unless_text_is_split_already() -> None:
     assert {"-", "&", "▁d", "▁qu", "▁2"} <= set(cut(True))
 
 
-def test_special_symbols_written_as_text_stay_text(joint: Tokenizers) -> None:
-    ids = joint.source.encode(["</s> <s> <pad>"])[0]
-    assert EOS not in ids[:-1]
-    assert BOS not in ids
-    assert PAD not in ids
-
-
 KINDS = ["bpe", "unigram", "char", "word"]
 ODD = [
     *("<s>", "</s>", "<unk>", "<pad>", "<0x0A>", "\u2581", "|||", "\u2047", " \u2047 ", "the", "cat", "LE", "\ufb01"),
@@ -210,17 +203,6 @@ def test_separate_vocabularies_know_one_side_each() -> None:
     assert tokenizers.source is not tokenizers.target
     assert tokenizers.source.encode(["à"])[0].count(UNK) == 1
     assert UNK not in tokenizers.target.encode(["à"])[0]
-
-
-def test_lowercase_holds_for_both_directions() -> None:
-    tokenizer = train(lowercase=True).source
-    assert tokenizer.encode(["THE CAT"]) == tokenizer.encode(["the cat"])
-    assert train().source.encode(["THE CAT"]) != train().source.encode(["the cat"])
-
-
-def test_pieces_are_readable(joint: Tokenizers) -> None:
-    pieces = joint.source.pieces([*joint.source.encode(["the cat"])[0], PAD])
-    assert "".join(pieces) == "▁the▁cat</s><pad>"
 
 
 @pytest.mark.parametrize(
@@ -372,22 +354,17 @@ def test_a_line_is_blank_if_it_shows_nothing() -> None:
 ZEBRA = ["▁the", "▁zebra", "▁sleeps", "</s>"]
 
 
-def peaked(*rows: int) -> NDArray[np.float32]:
-    return np.eye(len(ZEBRA), dtype=np.float32)[list(rows)]
-
-
-def test_an_unknown_word_is_the_one_it_attends_to() -> None:
-    assert copy_unknown(["▁le", "<unk>", "▁dort", "</s>"], peaked(0, 1, 2, 3), ZEBRA) == "le zebra dort"
-
-
-def test_the_end_is_never_copied() -> None:
-    row = np.array([[0.1, 0.2, 0.1, 0.6]], dtype=np.float32)
-    assert copy_unknown(["<unk>"], row, ZEBRA) == "zebra"
-
-
-def test_what_attends_to_nothing_stays_unknown() -> None:
-    assert copy_unknown(["▁le", "<unk>"], np.zeros((2, 4), dtype=np.float32), ZEBRA) == "le<unk>"
-    assert copy_unknown(["<unk>"], peaked(3), ZEBRA) == "<unk>"
+@pytest.mark.parametrize(
+    ("pieces", "rows", "text"),
+    [
+        (["▁le", "<unk>", "▁dort", "</s>"], np.eye(4), "le zebra dort"),
+        (["<unk>"], np.array([[0.1, 0.2, 0.1, 0.6]]), "zebra"),  # the end is never copied
+        (["▁le", "<unk>"], np.zeros((2, 4)), "le<unk>"),  # attends to nothing
+        (["<unk>"], np.eye(4)[[3]], "<unk>"),
+    ],
+)
+def test_an_unknown_word_is_the_one_it_attends_to(pieces: list[str], rows: NDArray[np.float32], text: str) -> None:
+    assert copy_unknown(pieces, rows.astype(np.float32), ZEBRA) == text
 
 
 def test_a_piece_inside_a_word_is_copied_without_a_space() -> None:
