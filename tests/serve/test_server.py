@@ -2,12 +2,10 @@
 
 import http.client
 import json
-import random
 import signal
 import socket
 import time
 import urllib.request
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -61,52 +59,6 @@ def test_many_clients_get_what_the_command_prints(address: str) -> None:
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda text: words(post(address, text=text)["translations"])[0], sources))
     assert answers == printed.split("\n")[:-1]
-
-
-VALUES: list[Any] = [None, 7, -1e308, True, {}, [[]], {"a": [1]}, "x" * 30_000]
-NUMBERS = ["1" * 5000, "1e999", "-0.0", "NaN", "Infinity"]
-
-
-def malformed(number: int) -> tuple[str, bytes, dict[str, str]]:
-    """A path, a body that no request may have, and headers."""
-    draw = random.Random(number)
-    path, kind, json_ = draw.choice(["/v1/translate", "/v1/explain"]), number % 8, "application/json"
-    nowhere = draw.choice(["/v2", "/v1/translate/x", "/static/%2e%2e/app.py", "/v1"])
-    odd_type = draw.choice(["text/html", "application/xml", "", "a/b;c=d"])
-    value, number_ = draw.choice(VALUES), draw.choice(NUMBERS)
-    bodies = [
-        draw.randbytes(draw.randrange(300)),
-        b"[" * draw.randrange(1, 9000),
-        b'{"text":' * draw.randrange(1, 2000) + b"1" + b"}" * draw.randrange(3),
-        json.dumps({"text": value, "q": value}).encode(),
-        f'{{"text": "a", "target": "b", "nbest": {number_}, "attend": {number_}}}'.encode(),
-        draw.randbytes(50),
-        json.dumps({"text": "a", draw.choice("bcdef"): 1, "target": 3}).encode(),
-        b"{}",
-    ]
-    return nowhere if kind == 7 else path, bodies[kind], {"content-type": odd_type if kind == 5 else json_}
-
-
-def test_malformed_requests_get_a_clear_refusal_each(server: Process) -> None:
-    def send(numbers: range) -> Counter[int]:
-        seen: Counter[int] = Counter()
-        client = connection(server.address)
-        for number in numbers:
-            path, body, headers = malformed(number)
-            client.request("POST", path, body, headers)
-            answer = client.getresponse()
-            text = answer.read()
-            seen[answer.status] += 1
-            assert list(json.loads(text)) == ["error"], text
-        client.close()
-        return seen
-
-    with ThreadPoolExecutor(4) as pool:
-        statuses = sum(pool.map(send, [range(first, 104, 4) for first in range(4)]), Counter())
-    assert sum(statuses.values()) == 104
-    assert set(statuses) <= {400, 404, 405, 413}, statuses
-    assert server.is_running()
-    assert server.logged() == []
 
 
 @pytest.mark.parametrize(

@@ -272,6 +272,13 @@ def test_bodies_that_are_no_json_object_are_refused(client: TestClient, body: by
         assert "JSON" in answer.json()["error"] or "body" in answer.json()["error"]
 
 
+@pytest.mark.parametrize("number", ["1" * 5000, "1e999", "-0.0", "NaN", "Infinity"])
+def test_numbers_that_count_nothing_are_refused(client: TestClient, number: str) -> None:
+    body = f'{{"text": "a", "nbest": {number}}}'.encode()
+    answer = client.post("/v1/translate", content=body, headers={"content-type": "application/json"})
+    assert (answer.status_code, list(answer.json())) == (400, ["error"])
+
+
 def test_what_is_too_large_is_refused(client: TestClient, translator: Translator) -> None:
     assert refused(client, 413, text="word " * 800).startswith("text 1: has ")
     assert refused(client, 413, text="a", target="le " * 800).startswith("target 1: has ")

@@ -1,7 +1,6 @@
 """Checkpoints: whole or not at all, saved at signals, the best one, and the moving average of weights."""
 
 import os
-import pickle
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,6 @@ from fitting import fitted, metrics, same, state
 from numpy.typing import NDArray
 from torch import nn
 
-from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.model.checkpoints import save_checkpoint
 from nmt.system.distributed import Interrupted
@@ -25,53 +23,6 @@ from nmt.training.trainer import MovingAverage, Trainer, Update
 from nmt.translate.translator import Translator
 
 Config = Callable[..., TrainConfig]
-
-
-def test_a_failed_write_leaves_the_old_checkpoint(tmp_path: Path) -> None:
-    path = tmp_path / "last.pt"
-    save_checkpoint(path, {"step": 1})
-    with pytest.raises((pickle.PicklingError, AttributeError, TypeError)):
-        save_checkpoint(path, {"step": 2, "bad": lambda: None})
-    assert load(path) == {"step": 1}
-    assert [entry.name for entry in tmp_path.iterdir()] == ["last.pt"]
-
-
-class Hostile:
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        import os
-
-        return os.mkdir, ("hacked",)
-
-
-def torch_file(path: Path) -> None:
-    torch.save({"model": Hostile()}, path)
-
-
-def flipped_bit(path: Path) -> None:
-    save_checkpoint(path, {"model": {"weight": torch.randn(100, 100)}})
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
-@pytest.mark.parametrize(
-    ("name", "make"),
-    [
-        ("last.pt", lambda path: path.write_bytes(b"garbage")),
-        ("last.pt", lambda path: path.write_bytes(pickle.dumps(Hostile()))),
-        ("last.pt", torch_file),
-        ("best.safetensors", flipped_bit),
-    ],
-)
-def test_corrupt_or_hostile_files_are_refused(
-    name: str, make: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    make(tmp_path / name)
-    with pytest.raises(UserError, match=f"{name}: is corrupt") as error:
-        load(tmp_path / name)
-    assert "\n" not in str(error.value)
-    assert not (tmp_path / "hacked").exists()
 
 
 # Signals.
@@ -229,16 +180,6 @@ def test_a_checkpoint_holds_the_average_and_the_weights_to_the_bit(tmp_path: Pat
     assert averaged["output.weight"].data_ptr() == averaged["embedding.weight"].data_ptr()
     assert other.output.weight is other.embedding.weight
     assert not same(average.state_dict()["model"], average.state_dict()["updated"])
-
-
-def test_without_decay_there_is_no_average() -> None:
-    model = Tied()
-    average = MovingAverage(model, 0.0)
-    model.change()
-    average.update(1)
-    assert (average.averages, set(average.state_dict())) == ([], {"model"})
-    with average.in_model():
-        assert same(copied(model), average.state_dict()["model"])
 
 
 def test_a_model_gets_its_weights_back_whatever_happens() -> None:

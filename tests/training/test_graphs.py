@@ -15,7 +15,7 @@ from nmt.data.batching import Batch, make_batches
 from nmt.data.prepare import prepare
 from nmt.model.checkpoints import new_model
 from nmt.system.machine import Machine
-from nmt.training.graphs import GraphedPasses, pad_to, padded_shape
+from nmt.training.graphs import GraphedPasses, padded_shape
 from nmt.training.losses import Objective, Value
 from nmt.training.trainer import OutOfMemory, Trainer, Update
 
@@ -23,7 +23,6 @@ Config = Callable[..., TrainConfig]
 CPU = torch.device("cpu")
 STILL = ["embedding.dropout=0", "encoder.dropout=0", "decoder.dropout=0", "training.max_grad_norm=null"]
 STILL += ["optimizer=sgd", "optimizer.lr=0.05", "schedule=constant", "schedule.warmup_steps=0"]
-PAD = 0
 
 
 class Recomputing:
@@ -91,7 +90,7 @@ class Training:
 def batch_of(rows: int, source: int, target: int) -> Batch:
     ids = [torch.randint(4, 50, (rows, length)) for length in (source, target, target)]
     lengths = torch.full((rows,), source)
-    return Batch(np.arange(rows), ids[0], lengths, ids[1], ids[2], rows * target, torch.rand(rows, target, source))
+    return Batch(np.arange(rows), ids[0], lengths, ids[1], ids[2], rows * target)
 
 
 def test_shapes_are_few_and_not_much_larger() -> None:
@@ -101,35 +100,15 @@ def test_shapes_are_few_and_not_much_larger() -> None:
     }
 
 
-def test_padding_adds_sentences_without_targets() -> None:
-    batch = batch_of(5, 7, 9)
-    padded = pad_to(batch, (6, 8, 16), 1, PAD)
-    assert padded.source.shape == (6, 8)
-    assert padded.target_in.shape == padded.target_out.shape == (6, 16)
-    assert torch.equal(padded.source[:5, :7], batch.source)
-    assert torch.equal(padded.target_out[:5, :9], batch.target_out)
-    assert padded.source[5].eq(1).all()
-    assert padded.source[:, 7].eq(1).all()
-    assert padded.target_out[5].eq(PAD).all()
-    assert padded.lengths.tolist() == [7] * 5 + [1]
-    assert batch.alignment is not None
-    assert padded.alignment is not None
-    assert torch.equal(padded.alignment[:5, :9, :7], batch.alignment)
-    assert not padded.alignment[5:].any()
-    assert not padded.alignment[:, 9:].any()
-    assert not padded.alignment[:, :, 7:].any()
-
-
 # Between them: fixed vectors, local windows, heads, a past, latent positions, all kinds of decoder and regularisation.
 QUICK = [
     "attention=coverage attention.coverage.loss_start=1 decoder.copy=true",
-    "attention=luong_dot embedding.tie_output=false",
+    "attention=luong_dot embedding.tie_output=false training.guided_alignment=0.3",
     "attention=none",
 ]
 OTHERS = [
     "attention=multihead encoder/self_attention=attention",
     "attention=marginal decoder.lexical=true",
-    "attention=bahdanau training.guided_alignment=0.3",
     "attention=luong_local_p",
     "attention=gnmt encoder.hidden=16",
     "attention=variational",

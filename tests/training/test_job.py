@@ -26,7 +26,6 @@ from nmt.training.job import train, train_run
 from nmt.training.trainer import Trainer, Update
 
 Config = Callable[..., TrainConfig]
-LARGE = "training.batch_tokens=3200"  # two updates an epoch
 THREE = ["training.max_steps=9", "validation.unit=steps", "validation.every=3"]
 STEPS = ["training.max_epochs=2", "training.log_every=3", "validation.unit=steps", "validation.every=8"]
 
@@ -189,17 +188,6 @@ def test_a_run_can_go_on_where_gradients_are_scaled(
     fitted(train_config(*STEPS, "training.max_epochs=3"), whole)
     assert state(whole)["scaler"]["scale"] == 8
     assert state(whole)["bad"] == [0, 0]
-
-
-def test_patience_ends_a_run_early(train_config: Config, tmp_path: Path) -> None:
-    still = ["optimizer.lr=1e-9", "schedule=constant", "training.log_every=1000"]
-    config = train_config("training.max_epochs=50", "validation.patience=2", LARGE, *still)
-    fitted(config, tmp_path / "run")
-    assert state(tmp_path / "run")["epoch"] == 2
-    lines = metrics(tmp_path / "run")
-    (logged,) = [line for line in lines if "train/loss" in line]  # the last updates, too
-    assert logged["step"] == lines[-1]["step"] == state(tmp_path / "run")["step"]
-    assert "stopped early: bleu has not improved in 2 validations" in (tmp_path / "run" / "train.log").read_text()
 
 
 def test_a_limit_of_steps_ends_a_run_and_its_cosine(train_config: Config, tmp_path: Path) -> None:

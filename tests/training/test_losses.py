@@ -119,19 +119,6 @@ def test_without_dropout_r_drop_changes_nothing(overrides: list[str], train_conf
     torch.testing.assert_close(both, plain, rtol=1e-4, atol=1e-4)
 
 
-def test_guided_alignment_teaches_the_alignments(train_config: Config) -> None:
-    model, objective, batch = setup(train_config(*STILL, "attention=luong_general", "training.guided_alignment=1"))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    losses = []
-    for _ in range(20):
-        value = objective(batch, 1)
-        optimizer.zero_grad()
-        value.total.backward()
-        optimizer.step()
-        losses.append(float(value.terms["alignment_loss"]) / batch.target_tokens)
-    assert losses[-1] < 0.8 * losses[0]
-
-
 def test_the_policy_sees_the_likelihood_of_each_token_and_not_of_padding(train_config: Config) -> None:
     model, objective, batch = setup(train_config(*STILL, "attention=hard", "attention.alignment.soft_share=0"))
     seen = {}

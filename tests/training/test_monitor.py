@@ -7,7 +7,6 @@ from typing import Any, get_args
 
 import pytest
 from fitting import fitted
-from forks import call
 
 from nmt.config.schema import TrainConfig
 from nmt.config.schema.training import Monitor
@@ -85,14 +84,3 @@ def test_monitored_scores_are_those_of_the_final_evaluation(
     shares = [len(ours & theirs) / max(1, len(ours | theirs)) for ours, theirs in zip(*words, strict=True)]
     assert line["validation/comet"] == pytest.approx(sum(shares) / len(shares))
     assert f"  COMET {line['validation/comet']:.4f}" in (tmp_path / "comet" / "train.log").read_text()
-
-
-def test_comet_is_looked_for_before_anything_is_written(tmp_path: Path, tiny_overrides: list[str]) -> None:
-    words = [*tiny_overrides, "validation.monitor=comet", f"hydra.run.dir={tmp_path / 'run'}"]
-    done = call("nmt-train", *words, cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.decode().splitlines()[-1] == (
-        "nmt-train: error: validation.comet_model=Unbabel/wmt22-comet-da: COMET needs another package: pip install "
-        "unbabel-comet"
-    )
-    assert not (tmp_path / "run").exists()
