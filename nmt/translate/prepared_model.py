@@ -203,10 +203,7 @@ class SearchModel:
         for tokens in vocabulary if decoder.copy is not None else ():
             source = within(source, tokens)
         state = decoder.start(self.model.bridge(encoded.summary), encoded, products, source, embedded)
-        return self._in_search_precision(state)
-
-    def _in_search_precision(self, state: DecoderState) -> DecoderState:
-        """Cast what every step reads, and multiply the fixed vector with its parameters, once."""
+        # What every step reads is cast, and the fixed vector multiplied with its parameters, once.
         if state.source is not None and state.source.words is not None:
             words = in_autocast_dtype(state.source.words)
             state = state._replace(source=state.source._replace(words=words))
