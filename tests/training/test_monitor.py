@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from fitting import fitted
+from fitting import fitted, metrics
 
 from nmt.config.schema import TrainConfig
 from nmt.config.schema.training import Monitor
@@ -21,8 +21,7 @@ RUN = ["training.max_steps=4", "validation.unit=steps", "validation.every=1", "s
 
 
 def validations(run: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if "validation/bleu" in line]
+    return [line for line in metrics(run) if "validation/bleu" in line]
 
 
 def test_every_monitor_has_a_direction() -> None:
@@ -46,7 +45,9 @@ def test_best_checkpoint_patience_and_plateau_follow_the_monitored_score(
         return Validation({"loss": 1.0, "perplexity": 1.0, "bleu": -score, monitor: sign * score}, [])
 
     monkeypatch.setattr("nmt.training.validation.Validator.__call__", validation)
-    config = train_config(*RUN, f"validation.monitor={monitor}", "validation.patience=2", "training.max_steps=9")
+    config = train_config(
+        *RUN, f"validation.monitor={monitor}", "validation.patience=2", "training.max_steps=9", "training.log_every=99"
+    )
     fitted(config, tmp_path / "run")
     last = checkpoint.load(tmp_path / "run" / "checkpoints" / "last.pt")
     assert (last["step"], last["stopping"]["best_step"]) == (4, 2)
@@ -54,6 +55,8 @@ def test_best_checkpoint_patience_and_plateau_follow_the_monitored_score(
     assert last["schedule"]["reduction"] < 1
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert manifest["training"][f"best_{monitor}"] == sign * 0.7
+    (logged,) = [line["step"] for line in metrics(tmp_path / "run") if "train/loss" in line]
+    assert logged == 4  # the last updates are logged, too
     assert f"stopped early: {monitor} has not improved" in (tmp_path / "run" / "train.log").read_text()
 
 
