@@ -12,12 +12,12 @@ from mkdocs.exceptions import PluginError
 
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 
-NAME = re.compile(r"<mo>([A-Za-z]{2,})</mo>")  # such as softmax: an operator would get space on both sides
+NAME = re.compile(r"<mo>([A-Za-z]{2,})</mo>")  # such as softmax, one name: an operator would get space on both sides
 
 
 def to_mathml(tex: str, display: str) -> str:
     """LaTeX -> MathML. Raises ValueError for a command that the converter does not know, which it would print."""
-    mathml = NAME.sub(r"<mi>\1</mi>", convert(tex.strip(), display=display))
+    mathml = NAME.sub(r"<mi>\1</mi>", convert(tex.strip().replace(r"\mathrm", r"\operatorname"), display=display))
     if unknown := re.search(r"\\\w+", mathml):
         raise ValueError(f"unknown LaTeX command {unknown[0]} in {tex.strip()}")
     return mathml

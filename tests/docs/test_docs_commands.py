@@ -50,6 +50,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).write_text("the cat sleeps .\n")
     (folder / "glossary").write_text("dog\tchien\nred house\tmaison rouge\n")
     (folder / "forbidden").write_text("petit\n")
+    shutil.copytree(ROOT / "docs" / "results" / "leaderboard", folder / "docs" / "results" / "leaderboard")
     assert train(validated(TrainConfig, values_of("train", TRAINED)), folder / "DIR", []) == 0
     return folder
 
@@ -66,7 +67,7 @@ def shell(command: str, folder: Path) -> str:
 
 def shortened(command: str) -> str:
     """A training command with small values, except for those that the page sets itself."""
-    launcher, name, arguments = command.partition("nmt-train ")
+    launcher, name, arguments = f"{command} ".partition("nmt-train ")
     if not name or "run=DIR" in command:
         return command
     for pattern, fewer in ((r"--nproc-per-node=\d+", "--nproc-per-node=2"), (r"--nnodes=\S+", "--nnodes=1")):
@@ -124,6 +125,7 @@ def test_every_command_runs(page: Path, prepared: Path, tmp_path: Path, request:
             output = shell(shortened(command), folder)
             if command.startswith("nmt-train"):
                 last = "sweep: " if re.search(r" -m |experiment=attention_study", command) else "run: "
+                last = "dry run: " if "--dry-run" in command else last
                 assert output.splitlines()[-1].startswith(last), command
     for jobs in folder.glob("outputs/sweep/*/*/jobs.json"):
         assert (jobs.parent / "comparison" / "index.html").is_file()

@@ -184,6 +184,9 @@ def test_held_out_text_in_train_is_told(home: Path) -> None:
     report = prepared.report["splits"]["validation"]
     assert (report["sources_in_train"], report["pairs_in_train"]) == (3, 1)
     assert prepared.report["warnings"] == [
+        f"validation: 1 of 24 pairs have no source text; nothing is translated there, such as {home}/valid.en, line 24",
+        "validation: 1 of 24 pairs have no reference text; no translation of them can match, such as "
+        f"{home}/valid.en, line 24",
         f"validation: 3 of 24 pairs have a source that is also in train, such as {home}/valid.en, lines 21, 22, 23",
         f"validation: 1 of 24 pairs are also in train, such as {home}/valid.en, line 21",
     ]
