@@ -24,13 +24,6 @@ def one_by_one(attention: AnyAttention, query: Tensor, memory: Memory, past: Pas
     return steps
 
 
-def padding_gets_exactly_nothing(case: Case, made: Made) -> None:
-    attention, query, states, valid = made
-    weights = attend(attention, query, states, valid).weights
-    assert weights.shape == (*query.shape[:2], states.shape[1])
-    assert not weights[~valid[:, None].expand_as(weights)].any()
-
-
 def a_row_sums_to_one(case: Case, made: Made) -> None:
     """Less where a Gaussian scales it, or where monotonic reading may pass the end."""
     attention, query, states, valid = made
@@ -89,7 +82,7 @@ def selected_rows_go_on_as_they_would(case: Case, made: Made) -> None:
     B = len(case.lengths)
     rows = torch.tensor([B - 1, *range(B - 1)])
     rows[-1] = B - 1
-    memory = attention.remember(states, valid)
+    memory = attention.remember(states, valid, nonempty=True)
     past = attention.step(query[:, :1], memory, attention.start(valid)).past
     straight = attention.sequence(query, memory, past)
     selected = attention.sequence(query[rows], memory.select(rows), select(past, rows))
@@ -143,13 +136,6 @@ def a_mask_made_once_changes_nothing(case: Case, made: Made) -> None:
     config = case.config
     by_sum = config.normalizer.kind == "softmax" and config.window.kind == "global"
     assert (memory.mask is not None) == by_sum
-    if not case.draws:
-        rows = torch.arange(len(valid)).flip(0)
-        step, flipped = (
-            attention.step(query[order, :1], memory.select(order), attention.start(valid[order]))
-            for order in (torch.arange(len(valid)), rows)
-        )
-        torch.testing.assert_close(step.context[rows], flipped.context, **TOLERANCE)
 
 
 def weights_given_back_change_nothing(case: Case, made: Made) -> None:
@@ -200,7 +186,6 @@ def a_steered_step_attends_where_it_is_told(case: Case, made: Made) -> None:
 Law = Callable[[Case, Made], None]
 
 LAWS: list[Law] = [
-    padding_gets_exactly_nothing,
     a_row_sums_to_one,
     garbage_in_padding_changes_nothing,
     steps_one_by_one_equal_one_call,

@@ -1,5 +1,6 @@
 """Additive energies: the formula, its gradient, the memory they take."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
@@ -44,17 +45,12 @@ def step_by_step(query: Tensor, *others: Tensor) -> Tensor:
         return torch.cat([additive_energies(one[:, None], *others) for one in query.unbind(1)], dim=1)
 
 
+@pytest.mark.parametrize("energies", [additive_energies, step_by_step])
 @pytest.mark.parametrize("updated", [False, True])
-def test_is_the_formula(updated: bool) -> None:
+def test_is_the_formula_with_its_gradient(updated: bool, energies: Callable[..., Tensor]) -> None:
     given = tensors(updated)
-    for found in (additive_energies(*given), step_by_step(*given)):
-        torch.testing.assert_close(found, formula(given), rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("updated", [False, True])
-def test_gradient_at_once_and_step_by_step(updated: bool) -> None:
-    assert torch.autograd.gradcheck(additive_energies, tuple(tensors(updated)))
-    assert torch.autograd.gradcheck(step_by_step, tuple(tensors(updated)))
+    torch.testing.assert_close(energies(*given), formula(given), rtol=1e-12, atol=1e-12)
+    assert torch.autograd.gradcheck(energies, tuple(given))
 
 
 @pytest.mark.parametrize("updated", [False, True])

@@ -99,30 +99,6 @@ def test_the_straight_through_gradient_of_two_positions_is_an_integral(temperatu
     torch.testing.assert_close(gradients[:, 1], -gradients[:, 0])
 
 
-@pytest.mark.parametrize(
-    "alignment", [SampledAlignment(0.5), StraightThroughAlignment(1.0)], ids=["sampled", "straight_through"]
-)
-def test_at_test_the_most_probable_position_is_taken(alignment: Alignment) -> None:
-    found = alignment.eval()(softmax(ENERGIES, times=3))
-    assert found.weights.argmax(-1).tolist() == [[2, 2, 2]]
-    assert found.weights.sum().item() == 3
-    assert found.log_prob is None
-    assert found.entropy is None
-
-
-@pytest.mark.parametrize(
-    "alignment", [SampledAlignment(0.0), StraightThroughAlignment(1.0)], ids=["sampled", "through"]
-)
-def test_a_position_of_weight_zero_is_never_drawn(alignment: Alignment) -> None:
-    sparse = torch.tensor([0.0, 0.25, 0.0, 0.75]).double().expand(1, 2000, -1).clone().requires_grad_()
-    weights, *_ = alignment.train()(Normalized(sparse))
-    assert not weights[..., [0, 2]].any()
-    loss = (weights * torch.arange(4)).sum()
-    if loss.requires_grad:
-        (gradient,) = torch.autograd.grad(loss, [sparse])
-        assert gradient.isfinite().all()
-
-
 S, T, Q, N = 3, 2, 4, 40_000
 SEQUENCES = torch.tensor(list(itertools.product(range(S), repeat=T)))
 BASELINES = ["moving", "learned"]
@@ -213,19 +189,6 @@ def simple_choice(log_prob: Tensor, entropy: float = 0.7) -> Choice:
 
 REAL = torch.tensor([[True, True, True], [True, False, False]])
 LOG_PROBS = torch.tensor([[-1.0, -2.0, -4.0], [-8.0, -100.0, -100.0]]).double()
-
-
-@pytest.mark.parametrize(
-    ("discount", "returns"), [(1.0, [-7.0, -6.0, -4.0, -8.0]), (0.5, [-3.0, -4.0, -4.0, -8.0]), (0.0, [-1, -2, -4, -8])]
-)
-def test_a_draw_is_credited_with_the_discounted_rewards_from_it_on(discount: float, returns: list[float]) -> None:
-    """Padding is no draw and no reward."""
-    log_prob = torch.zeros(2, 3, dtype=torch.float64, requires_grad=True)
-    loss = policy_of("moving", discount)(simple_choice(log_prob), LOG_PROBS, REAL).loss
-    (gradient,) = torch.autograd.grad(loss, [log_prob])
-    expected = torch.zeros(2, 3).double()
-    expected[REAL] = -torch.tensor(returns, dtype=torch.float64)
-    torch.testing.assert_close(gradient, expected)
 
 
 def test_the_moving_mean_follows_the_updates() -> None:

@@ -89,7 +89,6 @@ def test_a_run_counts_once_whatever_leads_to_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("nowhere", "runs=nowhere: no run or pattern matches"),
         ("no*", r"runs=no\*: no run or pattern matches"),
         ("empty", "runs=empty: is neither a run nor a folder that holds runs"),
     ],
@@ -151,8 +150,3 @@ def test_test_sets_say_in_what_they_differ() -> None:
     one = HeldOut(["a", "b"], ["c", "d"], PLAIN)
     assert one.difference(HeldOut(["a", "b"], ["c", "d"], PLAIN)) is None
     assert one.difference(HeldOut(["a"], ["c"], PLAIN)) == "the test set has 2 sources in the first, 1 in the second"
-    tokenised = one.difference(HeldOut(["a", "b"], ["c", "d ."], PLAIN))
-    assert tokenised == "the test sets differ: line 2 of the references is 'd' in the first, 'd .' in the second"
-    signature = one.difference(HeldOut(["a", "b"], ["c", "d"], ScoreSettings("none", False)))
-    assert signature is not None
-    assert signature.startswith("BLEU is computed differently: ")

@@ -8,7 +8,6 @@ from made_runs import REFERENCES, make_run, worsened
 
 from nmt.compare.compare import Ranking
 from nmt.compare.report import compare_runs, tables
-from nmt.config.errors import UserError
 from nmt.system.text_table import terminal
 
 HUB = "Unbabel/wmt22-comet-da"
@@ -52,7 +51,5 @@ def test_the_metric_ranks_and_its_tests_are_shown(metric: str, first: str, comet
     assert ("comet" in best) == (metric == "comet")
 
 
-def test_the_table_names_the_metric_and_comet_needs_its_package() -> None:
+def test_the_table_names_the_metric() -> None:
     assert tables(compared("chrf"), terminal).splitlines()[0].endswith("; ranked by chrF")
-    with pytest.raises(UserError, match="comet_model=Unbabel/wmt22-comet-da: COMET needs another package"):
-        Ranking.by("comet", HUB)

@@ -139,8 +139,6 @@ def test_all_files_say_the_same() -> None:
             assert shown in markdown
             assert f"{row['difference']:.2f}" in page
             assert f"{row['detectable']:.2f}" in page
-    assert "in BLEU from none at least this large" in markdown
-    assert "Times and speeds are of a CPU, fp32, threads=1." in markdown
     assert "other seeds may differ more" in printed  # there is one seed each
     with Path("out/systems.csv").open() as file:
         by_system = list(csv.DictReader(file))
@@ -163,12 +161,9 @@ def test_what_all_pairs_show_is_in_every_file() -> None:
     (found,) = json.loads(Path("out/comparison.json").read_text())["comparisons"]
     assert found["baseline"] is None
     assert len(found["differences"]) == 3
+    assert "other seeds may differ more" not in printed
     assert {row["name"]: row["letters"] for row in found["systems"]} == {"luong_dot": "a", "bahdanau": "a", "none": "b"}
-    assert "Detects a difference between two systems of" in printed
-    assert "one seed each" not in printed
-    markdown, page = Path("out/comparison.md").read_text(), Path("out/index.html").read_text()
-    assert "Systems without a common letter differ." in markdown
-    assert "All pairs (3)" in page
+    markdown = Path("out/comparison.md").read_text()
     for row in found["differences"]:
         assert f"| {row['difference']:+.2f} ± {row['difference_ci']:.2f}" in markdown
     with Path("out/systems.csv").open() as file:
@@ -205,16 +200,6 @@ def test_a_baseline_is_named_by_system_or_by_run() -> None:
         assert compare_runs(["a", "b"], baseline=name, **QUICK)["baseline"] == "bahdanau"
     with pytest.raises(UserError, match=r"baseline=bahdanaw: not one of none, bahdanau; did you mean 'bahdanau'\?"):
         compare_runs(["a", "b"], baseline="bahdanaw", **QUICK)
-
-
-def test_what_is_wrong_with_a_run_names_the_file(caplog: pytest.LogCaptureFixture) -> None:
-    run = make_run(Path("sweep/a"), REFERENCES)
-    (run / "hypotheses" / "test.txt").write_bytes(b"gut\n\xff\xfe\n")
-    with pytest.raises(UserError, match=r"sweep/a/hypotheses/test\.txt: not valid UTF-8 \(at byte 4\)"):
-        gather(["sweep/a"], [], "test")
-    (run / "data" / "test.target").unlink()
-    with pytest.raises(UserError, match=r"split=test: the run's corpus has none \(there is: nothing\)"):
-        gather(["sweep/a"], [], "test")
 
 
 def test_a_job_that_failed_is_told_not_passed_over(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from documents import PRESETS, README, ROOT, blocks, links, markdown_files, name_of, pages, slugs
+from documents import PRESETS, ROOT, blocks, links, markdown_files, name_of, pages, slugs
 from test_layers import ROOMS
 
 sys.path.append(str(ROOT / "scripts"))
@@ -127,10 +127,6 @@ def test_every_make_target_exists() -> None:
     for page in pages():
         for target in re.findall(r"`make ([a-z-]+)`?", page.read_text(encoding="utf-8")):
             assert re.search(rf"^{target}:", makefile, re.M), f"{page}: make {target}"
-
-
-def test_the_readme_stays_short() -> None:
-    assert len(README.read_text(encoding="utf-8").splitlines()) <= 160
 
 
 def test_the_written_pages_are_up_to_date() -> None:

@@ -5,12 +5,11 @@ from typing import Any
 import pytest
 import torch
 from small_models import CHO, LENGTHS, NONE, PAD, SELF_ATTENTION, SOURCE, TARGET, V, attention, values
-from test_model import GNMT
+from test_model import GNMT, HEADS, MONOTONIC
 
 from nmt.config.schema.model import Model
 from nmt.model.build import build_model, build_unfilled
 
-MONOTONIC = {"kind": "monotonic", "noise": 1.0, "initial_offset": 1.0}
 SAMPLED = {
     "kind": "sampled",
     "soft_share": 0.5,
@@ -19,7 +18,6 @@ SAMPLED = {
     "weight": 1.0,
     "entropy_weight": 0.0,
 }
-HEADS = {"kind": "heads", "heads": 2, "dim": 4}
 
 
 @pytest.mark.parametrize(

@@ -99,14 +99,9 @@ def test_hypotheses_are_worth_what_forced_decoding_says() -> None:
                 torch.testing.assert_close(each.attention, forced.weights[0], rtol=1e-4, atol=1e-5)
 
 
-def test_members_follow_the_ensemble() -> None:
+def test_an_ensemble_attends_if_a_member_does() -> None:
     models = members()
-    ensemble = Ensemble(models)
-    assert ensemble.attends
-    assert not Ensemble(models[3:] * 2).attends
-    assert Ensemble(models[3:] * 2).step(TARGET[:, 0], Ensemble(models[3:] * 2).encode(SOURCE, LENGTHS)).weights is None
-    ensemble.train()
-    assert all(model.training for model in models)
-    assert not any(model.training for model in ensemble.eval().members)
-    assert sum(p.numel() for p in ensemble.parameters()) == sum(p.numel() for m in models for p in m.parameters())
-    assert all(p.dtype == torch.float32 for p in ensemble.float().parameters())
+    assert Ensemble(models).attends
+    ensemble = Ensemble(models[3:] * 2)
+    assert not ensemble.attends
+    assert ensemble.step(TARGET[:, 0], ensemble.encode(SOURCE, LENGTHS)).weights is None

@@ -1,4 +1,4 @@
-"""Latent alignments against explicit enumeration, Bayes' rule and plain loops, in float64."""
+"""Latent alignments against explicit enumeration, Bayes' rule and plain loops, in float64; gradients of mixtures."""
 
 import itertools
 from collections.abc import Iterator
@@ -8,6 +8,7 @@ import pytest
 import torch
 from small_models import (
     LENGTHS,
+    LIKELIHOOD,
     MARGINAL,
     PAD,
     POSTERIOR,
@@ -19,7 +20,7 @@ from small_models import (
     model_of,
     slope_equals_difference,
 )
-from test_model import FIRST_ORDER, LATENT, label
+from test_model import COPYING, FIRST_ORDER, LATENT, MOCHA, label
 from torch import Tensor
 
 from nmt.attention.attention import Steering
@@ -165,22 +166,6 @@ def test_the_decoder_is_fed_the_posterior_mean(share: float) -> None:
             feed = model.decoder.readout(query, posterior @ values, word[0])[None]
 
 
-@pytest.mark.parametrize("kind", [FIRST_ORDER, AHEAD])
-def test_the_forward_algorithm_equals_the_steps(kind: dict[str, Any]) -> None:
-    """All tokens' probabilities at once, and step by step."""
-    model = model_of(attention=attention("general", alignment=POSTERIOR, normalizer=kind), decoder__lexical=True)
-    model.decoder.attention.normalizer.bias.data.normal_()
-    assert not model.decoder.stepped
-    at_once = model(SOURCE, LENGTHS, TARGET)
-    model.decoder.stepped = True
-    stepped = model(SOURCE, LENGTHS, TARGET)
-    torch.testing.assert_close(at_once.weights, stepped.weights, **EXACT)
-    torch.testing.assert_close(logits_of(model, at_once), logits_of(model, stepped), **EXACT)
-    torch.testing.assert_close(
-        model(SOURCE, LENGTHS, TARGET[:, :1]).weights, at_once.weights[:, :1], **EXACT
-    )  # of the first token alone
-
-
 def test_the_bound_falls_short_of_the_likelihood_by_the_divergence_from_the_posterior() -> None:
     """log p(y_t) = ELBO + KL(q || p(s | y_t)), with every term by itself."""
     model = model_of(attention=attention("general", alignment=VARIATIONAL))
@@ -216,14 +201,17 @@ def test_the_inference_network_reads_the_whole_target_and_no_padding() -> None:
     torch.testing.assert_close(padded.exp(), one.exp(), **EXACT)
 
 
-@pytest.mark.parametrize("changes", LATENT, ids=label)
+SMOOTH = [each for each in COPYING if each["attention"]["normalizer"] != MOCHA]  # which stops or does not
+
+
+@pytest.mark.parametrize("changes", [*LATENT, *SMOOTH], ids=label)
 def test_gradients_equal_differences(changes: dict[str, Any]) -> None:
-    """Through mixtures, posteriors and inference networks."""
+    """Through mixtures, posteriors, inference networks and copies."""
     model = model_of(**changes)
 
     def loss() -> Tensor:
         decoded = model(SOURCE, LENGTHS, TARGET, target_out=OUT)
-        total = model.loss(decoded.prediction, OUT, PAD, lambda *each: likelihood(*each, smoothing=0.1)).total
+        total = model.loss(decoded.prediction, OUT, PAD, LIKELIHOOD).total
         if decoded.inferred is None:
             return total
         return total + divergence(decoded.inferred.log_probs, decoded.attention.log_weights, OUT != PAD)

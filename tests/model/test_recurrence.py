@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nmt.model.recurrent import Recurrent, RecurrentState, UpperLayers, prepare_layers, run_rnn, step_layer
-from nmt.ops.layers import linear
+from nmt.model.recurrent import Recurrent, RecurrentState, UpperLayers, run_rnn
 
 B, T, SIZE, H, M = 4, 6, 3, 5, 2
 LENGTHS = torch.tensor([6, 1, 4, 6])
@@ -59,18 +58,6 @@ def test_outputs_last_states_and_gradients_are_torchs(
 
 
 @KIND
-def test_single_steps_go_where_the_whole_goes(kind: type[Recurrent]) -> None:
-    rnn = kind(SIZE, H, batch_first=True).double()
-    inputs, (layer,) = torch.randn(B, T, SIZE).double(), prepare_layers(rnn)
-    start = torch.randn(B, H).double()
-    state = (start, start if kind is nn.LSTM else None)
-    whole, _ = run_rnn(rnn, inputs, None, RecurrentState((start,), (start,) if kind is nn.LSTM else ()))
-    for t in range(T):
-        state = step_layer(rnn, layer, linear(inputs[:, t], layer.weight_ih, layer.bias_ih), *state)
-        torch.testing.assert_close(state[0], whole[:, t], rtol=1e-12, atol=1e-12)
-
-
-@KIND
 @pytest.mark.parametrize(("residual", "p"), [(2, 0.0), (3, 0.0), (3, 1.0)])
 def test_residual_connections_add_each_upper_layers_input_to_its_output(
     kind: type[Recurrent], residual: int, p: float
@@ -89,21 +76,6 @@ def test_residual_connections_add_each_upper_layers_input_to_its_output(
     outputs, final = run_rnn(rnn, inputs, residual=residual)
     torch.testing.assert_close(outputs, expected)
     torch.testing.assert_close(final.hidden[0], expected[:, -1])
-
-
-@KIND
-def test_each_upper_layer_reads_the_context_beside_the_layer_below(kind: type[Recurrent]) -> None:
-    """With a residual connection from the third layer on."""
-    second, third = (kind(below + M, H, batch_first=True).double() for below in (SIZE, H))
-    below, context = torch.randn(B, T, SIZE).double(), torch.randn(B, T, M).double()
-    upper = UpperLayers([second, third], residual=3)
-    outputs, _ = upper(below, RecurrentState((), ()), upper.prepare(), LENGTHS, context=context)
-    for row, length in enumerate(LENGTHS.tolist()):
-        one = slice(row, row + 1), slice(length)
-        middle, _ = second(torch.cat([below[one], context[one]], dim=-1))
-        top, _ = third(torch.cat([middle, context[one]], dim=-1))
-        torch.testing.assert_close(outputs[one], middle + top)
-        assert not outputs[row, length:].any()
 
 
 def test_dropout_between_layers_acts_in_training_only() -> None:

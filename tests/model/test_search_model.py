@@ -10,9 +10,8 @@ from torch import Tensor
 
 from nmt.ops.layers import FloatWeight, Weight, pack
 from nmt.translate import prepared_model as search_model
-from nmt.translate.beam import Scorer, Selection, beam_search
 from nmt.translate.prepared_model import SearchModel
-from nmt.translate.search import Limits, SearchBatch, Symbols
+from nmt.translate.search import Limits, Symbols
 
 SYMBOLS, LIMITS = Symbols(BOS, EOS, (PAD, BOS)), Limits(1, [9, 6, 8])
 CPU = torch.device("cpu")
@@ -55,19 +54,6 @@ def test_steps_equal_the_models_own(changes: dict[str, Any]) -> None:
 def test_without_a_table_of_words(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search_model, "MAX_TABLE", 0)
     assert_same_steps(changes, hypotheses=1)
-
-
-@pytest.mark.parametrize("changes", COMBINATIONS[::17], ids=label)
-def test_a_beam_finds_the_same(changes: dict[str, Any]) -> None:
-    model = model_of(**changes)
-    prepared = SearchModel(model, 3, unpacked)
-    results = [
-        beam_search(SearchBatch(step, state, SYMBOLS, LIMITS, CPU), Selection(3, EOS), 2, scorer=Scorer())
-        for step, state in ((each.step, each.encode(SOURCE, LENGTHS)) for each in (model, prepared))
-    ]
-    for one, other in zip(*results, strict=True):
-        assert [each.tokens for each in one] == [each.tokens for each in other]
-        assert [each.log_prob for each in one] == pytest.approx([each.log_prob for each in other], abs=1e-5)
 
 
 @pytest.mark.parametrize("changes", COMBINATIONS[::13], ids=label)

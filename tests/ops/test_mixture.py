@@ -1,8 +1,6 @@
 """Losses and probabilities of mixtures against their plain formulas, in float64."""
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -10,10 +8,8 @@ from torch import Tensor
 
 from nmt.ops import output_loss as module
 from nmt.ops.output_loss import (
-    SIZES,
     ChunkSizes,
     Criterion,
-    OutputLoss,
     SeveralRows,
     mean_over_mixture,
     mixture_log_probs,
@@ -26,20 +22,6 @@ from nmt.training.losses import likelihood, r_drop
 N, K, R, V = 7, 4, 5, 11
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 LIKELIHOOD = partial(likelihood, smoothing=0.1)
-
-
-def mixture_loss(
-    readouts: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    mixing: Tensor,
-    counted: Tensor,
-    criterion: Callable[..., Any],
-    targets: Tensor,
-    sizes: ChunkSizes = SIZES,
-) -> OutputLoss:
-    operands = readouts, weight, bias, counted, criterion, targets
-    return output_loss(*operands, shares=mixing, layout=SeveralRows, sizes=sizes)
 
 
 class Problem:
@@ -98,9 +80,9 @@ def test_loss_and_gradients_equal_the_formula(
     problem = Problem(copies)
     inputs, others = problem.inputs(), problem.inputs()
     mixed = mean_over_mixture if of_losses else of_mixture
-    total, terms = mixture_loss(
-        *inputs, problem.counted, mixed(criterion), problem.targets, sizes=ChunkSizes(chunk, max(1, chunk // 2))
-    )
+    given = *inputs[:3], problem.counted, mixed(criterion), problem.targets
+    sizes = ChunkSizes(chunk, max(1, chunk // 2))
+    total, terms = output_loss(*given, shares=inputs[3], layout=SeveralRows, sizes=sizes)
     expected = naive(others, problem, criterion, of_losses)
     torch.testing.assert_close(total, expected, **EXACT)
     assert not terms["loss"][5]
@@ -114,7 +96,8 @@ def test_loss_and_gradients_equal_the_formula(
 def test_the_term_is_the_negative_log_likelihood_of_the_mixture() -> None:
     problem = Problem()
     readouts, weight, bias, mixing = problem.operands
-    _, terms = mixture_loss(*problem.operands, problem.counted, of_mixture(LIKELIHOOD), problem.targets)
+    given = readouts, weight, bias, problem.counted, of_mixture(LIKELIHOOD), problem.targets
+    _, terms = output_loss(*given, shares=mixing, layout=SeveralRows)
     log_probs = mixture_log_probs(readouts[0], weight, bias, mixing[0])
     probs = (mixing[0, ..., None] * (readouts[0] @ weight.T + bias).softmax(-1)).sum(1)
     torch.testing.assert_close(log_probs[problem.counted], probs[problem.counted].log(), **EXACT)

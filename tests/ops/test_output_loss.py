@@ -12,6 +12,10 @@ from nmt.training.losses import distillation, likelihood, r_drop
 
 N, R, V, PAD = 23, 7, 11, 2
 CHUNKS = [(1, 1), (10 * V, 4 * V), (10**6, 6 * V), (10**6, 10**6)]  # logits at a time, logits a criterion gets
+OF_ONE_OR_TWO = pytest.mark.parametrize(
+    ("criterion", "copies"),
+    [(partial(likelihood, smoothing=0.1), 1), (partial(r_drop, alpha=5.0, smoothing=0.1), 2)],
+)
 Tensors = list[Tensor]
 
 
@@ -111,10 +115,7 @@ def test_terms_are_by_position_and_zero_on_padding(chunk: int, part: int) -> Non
     assert not any(term.requires_grad for term in terms.values())
 
 
-@pytest.mark.parametrize(
-    ("criterion", "copies"),
-    [(partial(likelihood, smoothing=0.1), 1), (partial(r_drop, alpha=5.0, smoothing=0.1), 2)],
-)
+@OF_ONE_OR_TWO
 def test_goes_backward_once_and_not_at_all_in_evaluation(criterion: Criterion, copies: int) -> None:
     operands, right = tensors(copies), targets()
     with torch.no_grad():
@@ -133,10 +134,7 @@ def test_a_hopeless_target_has_a_finite_loss() -> None:
     assert float(loss.total) == 1000
 
 
-@pytest.mark.parametrize(
-    ("criterion", "copies"),
-    [(partial(likelihood, smoothing=0.1), 1), (partial(r_drop, alpha=5.0, smoothing=0.1), 2)],
-)
+@OF_ONE_OR_TWO
 def test_under_autocast_gradients_stay_near_those_in_float32(criterion: Criterion, copies: int) -> None:
     operands, right = tensors(copies, dtype=torch.float32), targets()
     exact = torch.autograd.grad(output_loss(*operands, right != PAD, criterion, right).total, operands)

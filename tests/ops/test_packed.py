@@ -30,13 +30,6 @@ def test_is_the_product(rows: tuple[int, ...], dtype: torch.dtype) -> None:
         torch.testing.assert_close(result, expected, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-5)
 
 
-def test_what_gains_nothing_stays_as_it_is() -> None:
-    few, wide = torch.ones(layers.MIN_OUTPUTS - 1, I), torch.ones(O, I, dtype=torch.float64)
-    assert pack(few) is few
-    assert pack(wide) is wide
-    assert not isinstance(pack(wide.float()), Tensor)
-
-
 @int8
 @pytest.mark.parametrize("bounded", [False, True])
 def test_integers_are_nearly_the_product(bounded: bool) -> None:

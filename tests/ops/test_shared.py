@@ -1,4 +1,4 @@
-"""What a loop remembers and forgets; rows gathered again and again; rows swapped."""
+"""What a loop forgets; rows gathered again and again; rows swapped."""
 
 import gc
 import weakref
@@ -13,16 +13,6 @@ from nmt.ops.layers import defer_gradient, loop, rows, swap_rows
 
 def nothing(pending: list[Any]) -> tuple[Tensor | None, ...]:
     return (None, None)
-
-
-def test_a_loop_knows_the_same_tensors_again() -> None:
-    one, other = torch.zeros(2), torch.zeros(2)
-    with loop():
-        first = defer_gradient((one, other), nothing)
-        assert defer_gradient((one, other), nothing) is first
-        assert defer_gradient((one, None), nothing) is not first
-        assert defer_gradient((other, one), nothing) is not first
-    assert defer_gradient((one, other), nothing) is not first
 
 
 def test_a_loop_forgets_a_deleted_tensor() -> None:
