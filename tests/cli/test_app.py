@@ -33,32 +33,6 @@ def call(monkeypatch: pytest.MonkeyPatch, task: object, *arguments: str, command
     return int(exit_.value.code or 0)
 
 
-def test_a_signal_ends_the_whole_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[int] = []
-
-    def task(config: TrainConfig, _: list[str]) -> int:
-        seen.append(config.seed)
-        return 128 + signal.SIGTERM
-
-    assert call(monkeypatch, task, "-m", "seed=1,2,3") == 128 + signal.SIGTERM
-    assert seen == [1]
-
-
-def test_a_failed_job_of_a_sweep_is_told_and_the_others_run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    seen: list[int] = []
-
-    def task(config: TrainConfig, _: list[str]) -> None:
-        seen.append(config.seed)
-        if config.seed == 1:
-            raise UserError("seed=1: brings bad luck")
-
-    assert call(monkeypatch, task, "-m", "seed=1,2") == 2
-    assert seen == [1, 2]
-    assert "nmt-train: error: seed=1: brings bad luck" in capsys.readouterr().err
-
-
 def test_ctrl_c_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def task(*_: object) -> None:
         raise KeyboardInterrupt

@@ -2,7 +2,6 @@
 
 import os
 import random
-import sys
 from functools import reduce
 from importlib.metadata import version
 from pathlib import Path
@@ -197,10 +196,3 @@ def test_the_version_is_ours(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         argument_parser("train").parse_args(["--version"])
     assert capsys.readouterr().out == f"nmt {version('nmt')} (Hydra {version('hydra-core')})\n"
-
-
-def test_arguments_of_the_process_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["nmt-train", "seed=3"])
-    with pytest.raises(SystemExit):
-        app.run_command("train", TrainConfig, lambda *_: None)
-    assert sys.argv == ["nmt-train", "seed=3"]

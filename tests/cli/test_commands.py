@@ -77,39 +77,6 @@ def test_evaluate_takes_other_settings(run: Path, home: Path) -> None:
     assert json.loads(greedy.stdout.decode().splitlines()[-1])["search"]["kind"] == "greedy"
 
 
-@pytest.mark.slow
-def test_an_ensemble_is_evaluated_beside_its_runs_and_compared_with_them(run: Path, home: Path) -> None:
-    given = ["nmt-train", *TINY, "attention=luong_general", "training.max_steps=6", "hydra.run.dir=second"]
-    assert call(*given, cwd=home).returncode == 0
-    before = sorted(home.glob("second/**/*")), sorted(run.rglob("*"))
-    done = call("nmt-evaluate", f"run=[{run},second]", cwd=home)
-    assert done.returncode == 0, done.stderr.decode()
-    printed = json.loads(done.stdout.decode().splitlines()[-1])
-    assert printed["run"] == [str(run), "second"]
-    assert printed["members"] == [str(run.resolve()), str((home / "second").resolve())]
-    folder = home / printed["output"]
-    assert folder.is_relative_to(home / "outputs" / "evaluate")
-    assert json.loads((folder / "results.json").read_text())["test"]["bleu"] == printed["bleu"]
-    lines = (run / "data" / "test.source").read_bytes()
-    translated = call("nmt-translate", f"run=[{run},second]", "alignments=both.align", stdin=lines, cwd=home)
-    assert translated.stdout == (folder / "hypotheses" / "test.txt").read_bytes()
-    assert (home / "both.align").read_bytes() == (folder / "alignments" / "test.translations.pharaoh").read_bytes()
-    alone = call("nmt-translate", f"run={run}", stdin=lines, cwd=home)
-    assert alone.stdout != translated.stdout
-    named = call("nmt-evaluate", f"run={run}", "search.beam_size=3", "output=apart", cwd=home)
-    assert named.returncode == 0, named.stderr.decode()
-    assert set(json.loads((home / "apart" / "results.json").read_text())) == {"test"}
-    again = call("nmt-evaluate", f"run={run}", "search.beam_size=4", "output=apart", cwd=home)
-    assert b"output=apart: holds another evaluation (search.beam_size is 3 there, 4 here)" in again.stderr
-    rounded = call("nmt-evaluate", f"run={run}", "search.beam_size=3", "precision=int8", "output=apart", cwd=home)
-    assert b"output=apart: holds another evaluation (precision is fp32 there, int8 here)" in rounded.stderr
-    assert (sorted(home.glob("second/**/*")), sorted(run.rglob("*"))) == before
-    quick = ["bootstrap_samples=100", "randomisation_trials=100"]
-    compared = call("nmt-compare", f"runs=[{run},second,outputs/evaluate,apart]", *quick, cwd=home)
-    assert compared.returncode == 0, compared.stderr.decode()
-    assert "bahdanau+luong_general ensemble=2" in compared.stdout.decode()
-
-
 def refused(done: subprocess.CompletedProcess[bytes]) -> str:
     """The one line of a refusal."""
     assert done.returncode == 2
@@ -256,22 +223,6 @@ def test_compare_ranks_runs_and_other_systems(run: Path, home: Path) -> None:
     assert {row.split()[1] for row in rows[1:]} == {"bahdanau", "none"}
     assert page.startswith("page: outputs/compare/")
     assert (home / page.removeprefix("page: ")).is_file()
-
-
-@pytest.mark.slow
-def test_compare_writes_where_it_is_told_and_over_nothing_else(run: Path, home: Path, tmp_path: Path) -> None:
-    quick = ["bootstrap_samples=100", "randomisation_trials=100", "markdown=true", f"output={tmp_path}/out"]
-    for _ in range(2):  # a comparison may take the place of another
-        done = call("nmt-compare", f"runs={run}", *quick, cwd=home)
-        assert done.returncode == 0, done.stderr.decode()
-    assert done.stdout.decode().splitlines()[2].startswith("|   # | system")
-    for path in (tmp_path / "out").iterdir():
-        path.unlink()
-    (tmp_path / "out" / "thesis.tex").write_text("precious")
-    refused = call("nmt-compare", f"runs={run}", *quick, cwd=home)
-    assert refused.returncode == 2
-    assert b"holds files other than a comparison" in refused.stderr
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.tex"]
 
 
 def test_resume_by_run(run: Path, home: Path) -> None:

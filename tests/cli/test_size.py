@@ -1,7 +1,6 @@
 """size=auto: the corpus chooses, the command line may choose otherwise, and values given win over any size; so do
 configurations that are composed without a command line."""
 
-import itertools
 import os
 import sys
 from pathlib import Path
@@ -87,27 +86,3 @@ def test_recipes_of_ones_own_are_found_for_every_size(monkeypatch: pytest.Monkey
     assert (config.seed, choices["size"]) == (77, size)
     with pytest.raises(UserError, match="experiment=mine: not one of attention_study"):
         compose("train", TrainConfig, ["experiment=mine"])
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("seed=1,2", "seed=1,2: several values need a sweep, which this is not"),
-        ("sead=1", "sead: unknown key; did you mean 'seed'"),
-        ("data=files", "data.train: missing; give it as data.train=..."),
-    ],
-)
-def test_what_the_command_would_refuse_is_refused(override: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        compose("train", TrainConfig, [override], auto_size="small")
-
-
-def test_sizes_differ_and_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [
-        composed(monkeypatch, 1, f"size={size}")[0] for size in sorted(THRESHOLDS, key=lambda name: THRESHOLDS[name])
-    ]
-    for before, after in itertools.pairwise(found):
-        assert before.tokenizer.vocab_size < after.tokenizer.vocab_size  # type: ignore[union-attr]
-        assert before.decoder.hidden <= after.decoder.hidden
-        assert before.decoder.dropout >= after.decoder.dropout
-        assert before.training.max_epochs > after.training.max_epochs

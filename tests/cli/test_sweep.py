@@ -327,15 +327,6 @@ def test_what_would_be_ignored_is_refused(given: list[str], message: str, tmp_pa
     assert not list(tmp_path.rglob("config.yaml"))
 
 
-@pytest.mark.slow
-@pytest.mark.system
-def test_a_sweep_of_a_paper_ends_in_its_comparison(tmp_path: Path) -> None:
-    done = sweep(tmp_path, "experiment=papers/bahdanau_2015_figure_2", "seed=1", "threads=1")
-    runs = [Path(run).name for run, *_ in compared(tmp_path)]
-    assert sorted(runs) == ["attention-bahdanau", "attention-none"]
-    assert "page: sweep/comparison/index.html" in done.stdout.splitlines()
-
-
 PAPERS = [f"papers/{path.stem}" for path in sorted((config_dir() / "experiment" / "papers").glob("*.yaml"))]
 
 

@@ -225,16 +225,6 @@ def test_a_sweep_of_a_paper_joins_a_recipe() -> None:
         assert paper(path.stem, "bahdanau", "multi30k_sprint").data.kind == "hub"
 
 
-def test_every_value_has_a_comment_or_a_heading() -> None:
-    """A file explains itself: it begins with a comment, and lines with a bare value carry one where it is not plain."""
-    silent = [
-        str(path.relative_to(config_dir()))
-        for path in config_dir().rglob("*.yaml")
-        if not any(line.startswith("# ") and not line.startswith("# @") for line in path.read_text().splitlines())
-    ]
-    assert silent == []
-
-
 def test_no_configuration_of_a_run_names_code_to_import() -> None:
     """Hydra's own node does, for launchers; a run never holds it."""
 

@@ -1,43 +1,52 @@
-"""Checkpoints from elsewhere: nothing in them is executed, no memory is taken that they have not got the bytes for, and
-what does not fit is told in one line."""
+"""Checkpoints, runs and corpora from elsewhere: nothing in them is executed, no memory is taken for bytes that they lack,
+no link leads out of them, and what does not fit is told in one line."""
 
+import os
 import shutil
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
+from conftest import TINY, values_of
 from fitting import fitted
 from hostile import ATTACKS, MARK, WEIGHT_ATTACKS, State
 
 from nmt import Translator
+from nmt.compare.report import write_comparison
 from nmt.config import schema
 from nmt.config.compose import validated
 from nmt.config.errors import UserError
+from nmt.data.prepare import prepare
+from nmt.data.tokenizer import Tokenizer
 from nmt.model.checkpoints import read_checkpoint
 from nmt.system.run import load_config, load_values
 from nmt.training.job import train
 
+SECRET = "root:x:0:0"
 UNFIT = r"is corrupt|is corrupt, or the checkpoint of another model|weights that are infinite|does not fit this run"
+
+
+def config_of(*overrides: str) -> schema.TrainConfig:
+    return validated(schema.TrainConfig, values_of("train", [*TINY, *overrides]))
 
 
 @pytest.fixture(scope="module")
 def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from conftest import TINY, values_of
-
     directory = tmp_path_factory.mktemp("honest") / "run"
-    values = values_of("train", [*TINY, "training.max_steps=4"])
-    config = validated(schema.TrainConfig, values)
-    assert train(config, directory, []) == 0
+    assert train(config_of("training.max_steps=4"), directory, []) == 0
     return directory
 
 
 @pytest.fixture
 def run(honest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy, beside which nothing may appear, and whose end is not evaluated anew."""
+    """A copy in an empty folder, and a file outside of it that nobody may touch."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "file").write_text(f"{SECRET}\n")
     shutil.copytree(honest, tmp_path / "run")
     return tmp_path / "run"
 
@@ -46,15 +55,16 @@ def state_of(path: Path) -> State:
     return read_checkpoint(path)
 
 
-def refused(call: Callable[[], object], folder: Path, match: str = UNFIT) -> str:
-    """The one line of the refusal; nothing was executed, and nothing written outside."""
+def refused(call: Callable[[], object], match: str = UNFIT) -> None:
+    """Refused in one line, which does not show what is in other files; nothing was executed or written outside."""
     with pytest.raises(UserError, match=match) as error:
         call()
     message = str(error.value)
     assert "\n" not in message
     assert len(message) < 1000
-    assert [path.name for path in folder.iterdir()] == ["run"], MARK
-    return message
+    assert SECRET not in message
+    assert not {path.name for path in Path().iterdir()} - {"run", "outside", "compared"}, MARK
+    assert [(path.name, path.read_text()) for path in Path("outside").iterdir()] == [("file", f"{SECRET}\n")]
 
 
 def resume(run: Path, max_steps: int = 5) -> None:
@@ -68,7 +78,7 @@ def resume(run: Path, max_steps: int = 5) -> None:
 def test_a_hostile_checkpoint_is_not_translated_with(attack: str, run: Path) -> None:
     best = run / "checkpoints" / "best.safetensors"
     WEIGHT_ATTACKS[attack](best, state_of(best))
-    refused(lambda: Translator.load(run), run.parent)
+    refused(lambda: Translator.load(run))
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -77,7 +87,7 @@ def test_a_hostile_checkpoint_is_not_resumed(attack: str, run: Path) -> None:
     last = run / "checkpoints" / "last.pt"
     ATTACKS[attack](last, state_of(last))
     before = last.read_bytes()
-    refused(lambda: resume(run), run.parent)
+    refused(lambda: resume(run))
     assert last.read_bytes() == before
 
 
@@ -111,7 +121,7 @@ def test_a_state_that_does_not_fit_is_not_resumed(name: str, run: Path) -> None:
     STATES[name](state)
     torch.save(state, last)
     before = {path.name: path.read_bytes() for path in last.parent.iterdir()}
-    refused(lambda: resume(run), run.parent)
+    refused(lambda: resume(run))
     assert {path.name: path.read_bytes() for path in last.parent.iterdir()} == before
 
 
@@ -128,4 +138,93 @@ def test_a_configuration_takes_no_memory_that_its_checkpoint_has_not(changes: di
     for key, value in changes.items():
         values[key] = values[key] | value if isinstance(value, dict) else value
     (run / "config.yaml").write_text(yaml.safe_dump(values))
-    refused(lambda: Translator.load(run), run.parent, "another model|threads=1000000")
+    refused(lambda: Translator.load(run), "another model|threads=1000000")
+
+
+# Links, pipes, records and tokenizers
+
+RESAMPLING = {"bootstrap_samples": 10, "randomisation_trials": 10}
+
+
+def compare(run: Path) -> str:
+    return write_comparison([str(run)], Path("compared"), examples=1, sentences=[], **RESAMPLING)
+
+
+USES: dict[str, Callable[[Path], object]] = {"translate": Translator.load, "resume": resume, "compare": compare}
+FILES = (
+    *(
+        "checkpoints/best.safetensors",
+        "checkpoints/last.pt",
+        "hypotheses/test.txt",
+        "hypotheses/test.statistics.safetensors",
+        "results.json",
+        "metrics.jsonl",
+        "train.log",
+    ),
+    *(".lock", "manifest.json", "alignments/test.references.pharaoh", "data/test.source", "tokenizer.model", "new"),
+)
+
+
+@pytest.mark.parametrize(("place", "use"), zip(FILES, cycle(USES), strict=False))
+def test_a_link_out_of_the_run_is_refused(place: str, use: str, run: Path) -> None:
+    (run / place).unlink(missing_ok=True)
+    (run / place).symlink_to("../" * place.count("/") + "../outside/file")
+    refused(lambda: USES[use](run), "is a link that leads out of")
+
+
+@pytest.mark.parametrize(
+    ("place", "use"),
+    [
+        ("config.yaml", "translate"),
+        ("train.log", "resume"),
+        ("results.json", "compare"),
+        ("tokenizer.model", "translate"),
+    ],
+)
+def test_nobody_waits_at_a_pipe(place: str, use: str, run: Path) -> None:
+    (run / place).unlink()
+    os.mkfifo(run / place)
+    refused(
+        lambda: USES[use](run),
+        "neither a file nor a folder|not a run directory|neither a run nor a folder|is not a file",
+    )
+
+
+RECORDS = {
+    "deep nesting": '{"a":' + "[" * 10_000 + "]" * 10_000 + "}",
+    "a list": "[]",
+    "choices of no kind": '{"starts": [{"choices": [1], "overrides": []}]}',
+    "a beginning of no kind": '{"starts": [{"start_from": ["system"]}]}',
+    "a corpus of no kind": '{"data": 3}',
+}
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_manifest_that_is_none_is_told(name: str, run: Path) -> None:
+    (run / "manifest.json").write_text(RECORDS[name])
+    for use in (resume, compare):
+        refused(lambda use=use: use(run), "manifest.json|damaged")
+
+
+def test_more_bytes_than_a_record_may_have_are_not_read(run: Path) -> None:
+    for name, use in (
+        ("manifest.json", resume),
+        ("config.yaml", Translator.load),
+        ("tokenizer.model", Translator.load),
+    ):
+        kept = (run / name).read_bytes()
+        os.truncate(run / name, 2**40)  # takes no room on the disk
+        refused(lambda use=use: use(run), "has 1,099,511,627,776 bytes, more than the limit")
+        (run / name).write_bytes(kept)
+
+
+def test_a_tokenizer_that_is_none_or_another_is_told(run: Path) -> None:
+    model = (run / "tokenizer.model").read_bytes()
+    for junk in (b"", b"junk" * 100, b"\x0a\xff\xff\xff\xff\x0f", model[:100]):
+        (run / "tokenizer.model").write_bytes(junk)
+        refused(lambda: Translator.load(run), "is not a SentencePiece model|lacks <s>|another model")
+        with pytest.raises(UserError, match="SentencePiece"):
+            Tokenizer.load(run / "tokenizer.model")
+    other = prepare(config_of().data, config_of("tokenizer.vocab_size=300").tokenizer)
+    other.tokenizers.save(run)
+    refused(lambda: Translator.load(run), "another model")

@@ -156,17 +156,3 @@ def test_a_file_that_cannot_be_read_or_is_a_pipe_is_one_line(tmp_path: Path) -> 
         unpacked(tmp_path / "pipe", "run=pipe")
     with pytest.raises(UserError, match="run=nowhere: cannot be read"):
         unpacked(tmp_path / "nowhere", "run=nowhere")
-
-
-def test_a_failed_write_leaves_the_old_archive(honest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = honest.read_bytes()
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(zipfile.ZipFile, "writestr", full)
-    with pytest.raises(OSError, match="No space left") as error:
-        write_archive(honest, HONEST)
-    assert error.value.filename == str(honest)
-    assert honest.read_bytes() == before
-    assert {path.name for path in honest.parent.iterdir()} == {"model.nmt", "temporary"}
