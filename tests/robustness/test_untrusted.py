@@ -1,5 +1,5 @@
-"""Checkpoints, runs and corpora from elsewhere: nothing in them is executed, no memory is taken for bytes that they lack,
-no link leads out of them, and what does not fit is told in one line."""
+"""Runs and checkpoints from elsewhere: nothing in them is executed, no memory is taken for bytes that they lack, no
+link leads out of them, and what does not fit is told in one line."""
 
 import os
 import shutil
