@@ -114,6 +114,12 @@ def test_results_are_never_written_into_an_archive(model: Path, refused) -> None
     )
 
 
+def test_results_of_the_best_checkpoint_are_not_those_of_the_last(home: Path) -> None:
+    done = call("nmt-export", "run=run", "output=last.nmt", "checkpoint=last", cwd=home)
+    assert done.returncode == 0, done.stderr.decode()
+    assert json.loads(files(home / "last.nmt")["results.json"]) == {}
+
+
 def test_an_archive_cannot_be_resumed(model: Path, refused) -> None:  # noqa: ANN001
     refused(
         "run=model.nmt: is a file; an archive cannot be resumed, but training.start_from=", "nmt-train", "run=model.nmt"

@@ -47,6 +47,18 @@ def test_scores_are_those_of_the_written_translations(run: RunDirectory, monkeyp
         assert count_sentences(entry, held_out).scores() == again
 
 
+def test_other_settings_have_results_of_their_own(run: RunDirectory) -> None:
+    """An evaluation with another search leaves the results and translations of the run as they are."""
+    before = json.loads(run.results.read_text())["test"], (run.hypotheses / "test.txt").read_bytes()
+    translator = Translator.load(run.path, search={"kind": "greedy"})
+    settings = score_settings(Evaluation(tokenize="auto", lowercase=True), "fr")
+    result, _ = evaluate_run(run, translator, "test", settings, "best", output="greedy")
+    results = json.loads(run.results.read_text())
+    assert (results["test"], (run.hypotheses / "test.txt").read_bytes()) == before
+    assert results["test.greedy"] == result
+    assert (run.hypotheses / "test.greedy.txt").is_file()
+
+
 def test_sampling_is_scored_the_same_each_time(run: RunDirectory) -> None:
     search = {"kind": "sampling", "temperature": 1.0, "top_k": 0, "top_p": 1.0}
     translator = Translator.load(run.path, search=search)

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import stat
 from pathlib import Path
 from typing import BinaryIO
 
@@ -35,6 +36,22 @@ def test_the_old_file_stands_until_the_new_one_is_complete(tmp_path: Path) -> No
     seen = []
     write_atomically(path, lambda file: seen.append((file.write(b"new"), path.read_bytes())))
     assert seen == [(3, b"old")]
+
+
+def test_the_content_is_on_the_disk_before_the_file_takes_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power failure after the renaming must not leave an empty file."""
+    path, sync, seen = tmp_path / "a", os.fsync, []
+
+    def synced(number: int) -> None:
+        sync(number)
+        if not stat.S_ISDIR(os.fstat(number).st_mode):
+            seen.append((os.fstat(number).st_size, path.exists()))
+
+    monkeypatch.setattr(os, "fsync", synced)
+    write_atomically(path, b"new")
+    assert seen == [(3, False)]
 
 
 def test_leftovers_are_found_below_too(tmp_path: Path) -> None:
