@@ -139,6 +139,9 @@ def test_a_search_uses_no_other_tokens(run: RunDirectory) -> None:
     allowed = {target.pieces([int(i)])[0] for i in ids}
     for translation in translator.translate(LINES):
         assert set(translation.tokens) <= allowed
+    start = target.pieces([next(i for i in range(70, target.vocab_size) if target.pieces([i])[0].isalpha())])
+    for translation in translator.translate([line for line in LINES if line], prefix=start):
+        assert translation.tokens[:1] == start
 
 
 def test_damaged_and_foreign_files_are_one_line(run: RunDirectory, tmp_path: Path) -> None:

@@ -185,18 +185,10 @@ def test_wrong_arguments_are_one_line(arguments: dict[str, object], message: str
 
 
 def test_a_model_in_training_is_prepared_for_search_again(run: Path) -> None:  # noqa: F811
-    """Fused optimizers change weights without counting a version."""
-    translator = Translator.load(run)
-    before = translator.translate(LINES)
-    translator.model.train()
+    translator, fresh = Translator.load(run), Translator.load(run)
     translator.translate(LINES)
-    optimizer = torch.optim.AdamW(translator.model.parameters(), lr=0.1, fused=True)
-    for parameter in translator.model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
+    for parameter in [*translator.model.parameters(), *fresh.model.parameters()]:
+        parameter.data.add_(0.1)  # counts no version, as fused optimizers of some versions of torch
     translator.model.train()
-    changed = translator.translate(LINES)
-    translator.invalidate_prepared()
-    again = translator.translate(LINES)
-    assert [each.log_prob for each in changed] == [each.log_prob for each in again]
-    assert changed[0].log_prob != before[0].log_prob
+    expected = [each.log_prob for each in fresh.translate(LINES)]
+    assert [each.log_prob for each in translator.translate(LINES)] == expected
