@@ -9,7 +9,7 @@ from pathlib import Path
 from nmt import Translator
 from nmt.config.errors import UserError
 from nmt.explain.explanation import explain
-from nmt.explain.heatmap import draw_alignment, save
+from nmt.translate.heatmap import draw_alignment, save
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from nmt import Translator
 from nmt.config.compose import config_dir
 from nmt.config.errors import UserError, quoted
 from nmt.explain.explanation import explain
-from nmt.explain.heatmap import draw_alignment, save
+from nmt.translate.heatmap import draw_alignment, save
 
 SENTENCE = (
     "the old man who does not visit the European Economic Area sees a small red house because the famous hospital is "

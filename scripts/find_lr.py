@@ -24,11 +24,11 @@ from tqdm import tqdm
 from nmt.cli.app import choices, output_dir, run_command
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
-from nmt.explain.heatmap import save
 from nmt.system.distributed import Interrupted
 from nmt.system.files import to_json, write_atomically
 from nmt.training.job import Job, build, prepare
 from nmt.training.trainer import Trainer
+from nmt.translate.heatmap import save
 
 RANGE = 1_000.0  # the test covers optimizer.lr divided by and multiplied by this, unless told otherwise
 SMOOTHING = 0.9  # weight of the past in the smoothed loss

@@ -17,9 +17,9 @@ ROOMS: dict[str, str] = {  # in the order in which a user meets them -> the room
     "translate": "config system data ops attention model",
     "evaluate": "config system data translate explain",
     "explain": "config system data ops attention model translate",
-    "compare": "config system data evaluate explain",
+    "compare": "config system data translate evaluate explain",
     "serve": "config system attention translate explain",
-    "export": "config system data model translate explain",
+    "export": "config system data model translate",
 }
 MAX_FLOORS = 11
 PACKAGE = Path(nmt.__file__).parent

@@ -32,7 +32,7 @@ from IPython.display import display
 
 import nmt
 from nmt.data.demo import generate
-from nmt.explain.heatmap import draw_alignment
+from nmt.translate.heatmap import draw_alignment
 
 logging.disable(logging.INFO)  # leave this line out to follow the training
 plt.rcParams["figure.dpi"] = 70

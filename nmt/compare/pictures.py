@@ -27,7 +27,7 @@ from matplotlib.transforms import Bbox
 
 from nmt.compare.columns import NAMES, score_decimals
 from nmt.compare.compare import SIGNIFICANT, Comparison
-from nmt.explain.heatmap import installed_fonts, one_warning_of_boxes
+from nmt.translate.heatmap import installed_fonts, one_warning_of_boxes
 
 # The page's light colours by the names of its custom properties, which replace them on the page.
 THEME = {

@@ -1,5 +1,5 @@
 """What a model attends to.
 
 Begin with `explanation.py`: one sentence, with gradient saliency, and statistics of weights for training curves.
-`faithfulness.py` measures a test set, attention against gradients. `heatmap.py` draws.
+`faithfulness.py` measures a test set, attention against gradients.
 """

@@ -14,11 +14,11 @@ from nmt.config import schema
 from nmt.config.errors import UserError
 from nmt.config.schema.base import with_paths
 from nmt.data.tokenizer import TOKENIZER_FILES
-from nmt.explain.heatmap import draw_alignment, save
 from nmt.export.card import card
 from nmt.model.checkpoints import LAST, MAX_WEIGHTS, read_checkpoint, to_safetensors
 from nmt.system.files import CARD, CONFIG, MAX_PICTURES, MAX_TEXT, WEIGHTS, read_bytes, to_json
 from nmt.system.run import RunDirectory, load_config, load_values, read_json
+from nmt.translate.heatmap import draw_alignment, save
 from nmt.translate.shortlist import MAX_BYTES, SHORTLIST
 from nmt.translate.translator import Translation, Translator
 

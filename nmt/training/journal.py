@@ -21,10 +21,10 @@ from tqdm import tqdm
 from nmt.config import schema
 from nmt.config.compose import flatten
 from nmt.config.errors import UserError, format_value
-from nmt.explain.heatmap import draw_alignment, save, to_array
 from nmt.system.files import named_errors, to_json, write_atomically
 from nmt.system.run import SWEEP, RunDirectory, read_json
 from nmt.training.validation import Sample
+from nmt.translate.heatmap import draw_alignment, save, to_array
 
 SHOWN = {"chrf": "chrF {:.2f}", "ter": "TER {:.2f}", "comet": "COMET {:.4f}"}  # where they are monitored
 IDS = "trackers.json"  # in the run directory: the identifiers of the run in W&B and MLflow

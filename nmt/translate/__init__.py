@@ -5,5 +5,5 @@ and chooses the search. `guidance.py` encodes what a user decides besides the se
 
 `search.py` has what all searches share. `beam.py` is beam search with all that attaches to it, `sampling.py` greedy
 search, sampling and minimum Bayes risk. `phrases.py` holds constraints and forbidden phrases, `shortlist.py` the tokens
-that a search may use.
+that a search may use. `heatmap.py` draws attention.
 """

@@ -4,6 +4,7 @@ Lines are encoded, divided into batches of sentences of like length, searched by
 decoded. Shapes: S source positions, T target positions, V target vocabulary, L tokens of a shortlist.
 """
 
+import html
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -40,6 +41,8 @@ from nmt.translate.sampling import GreedySearch, MinimumBayesRisk, Sampling
 from nmt.translate.search import Attend, Flags, Guidance, Hypothesis, Ids, Limits, Search, SearchBatch, Symbols
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from nmt.translate.shortlist import Shortlist
 
 EXTRA_TOKENS = 10  # of a translation, beyond search.max_ratio times the source's
@@ -75,6 +78,35 @@ class Translation:
         weights = merge_to_words(self.alignment, self.tokens, self.source_tokens)
         percents = np.rint(100 * weights).astype(int).tolist()
         return {"source": words(self.source_tokens), "target": words(self.tokens), "weights": percents}
+
+    def plot(self, title: str | None = None) -> "Figure":
+        """Draw the attention as a heatmap with a row for each token; a notebook shows it. Raises UserError without
+        attention."""
+        if self.alignment is None:
+            raise UserError("the model has no attention to draw")
+        from nmt.translate.heatmap import draw_alignment  # matplotlib takes half a second to import
+
+        return draw_alignment(self.alignment, self.source_tokens, self.tokens, self.text if title is None else title)
+
+    def _repr_html_(self) -> str:
+        """Show the translation in a notebook, with the attention between words as a table: hovering a cell names its
+        words and their weight."""
+        heading, weights = f"<p><b>{html.escape(self.text)}</b></p>", self.word_weights()
+        if weights is None:
+            return heading
+        source, target = ([html.escape(word) for word in weights[side]] for side in ("source", "target"))
+        rows = [
+            f"<tr><th>{row}</th>"
+            + "".join(
+                f'<td title="{row} ← {column}: {percent} %" '
+                f'style="background: rgba(38, 84, 168, {percent / 100}); min-width: 1.5em">&nbsp;</td>'
+                for column, percent in zip(source, percents, strict=True)
+            )
+            + "</tr>"
+            for row, percents in zip(target, weights["weights"], strict=True)
+        ]
+        head = "".join(f"<th>{column}</th>" for column in source)
+        return f"{heading}<table><tr><th></th>{head}</tr>{''.join(rows)}</table>"
 
 
 def make_search(settings: schema.Search) -> Search[Any]:

@@ -1,9 +1,11 @@
 """The Python API on a small trained run."""
 
+import html
 import logging
 import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,22 @@ def test_a_translation_for_each_line(translator: Translator) -> None:
         assert each.alignment.shape == (len(each.tokens), len(each.source_tokens))
         np.testing.assert_allclose(each.alignment.sum(1), 1, rtol=1e-5)
         assert each.log_prob < 0
+
+
+def test_a_translation_draws_itself(translator: Translator) -> None:
+    """In a notebook: escaped text, a cell for each pair of words, and the weights as titles."""
+    shown, blank = translator.translate(LINES[:2])
+    weights = shown.word_weights()
+    assert weights is not None
+    table = replace(shown, text="a < b")._repr_html_()
+    assert "<b>a &lt; b</b>" in table
+    assert table.count("<td ") == len(weights["source"]) * len(weights["target"])
+    assert f"{html.escape(weights['target'][0])} ← {weights['source'][1]}: {weights['weights'][0][1]} %" in table
+    rows = shown.plot().axes[0].get_yticklabels()
+    assert len(rows) == len(shown.tokens)
+    assert "<table>" not in blank._repr_html_()
+    with pytest.raises(UserError, match="no attention"):
+        blank.plot()
 
 
 def test_batch_mates_change_nothing(translator: Translator) -> None:

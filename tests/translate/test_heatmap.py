@@ -10,8 +10,8 @@ from matplotlib.image import imread
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from nmt.explain import heatmap
-from nmt.explain.heatmap import FONTS, draw_alignment, save, to_array, token_labels
+from nmt.translate import heatmap
+from nmt.translate.heatmap import FONTS, draw_alignment, save, to_array, token_labels
 
 
 def words(count: int) -> list[str]:
