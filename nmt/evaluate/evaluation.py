@@ -176,7 +176,7 @@ class EvaluationFolder:
         description = {
             "members": [str(run.source.resolve()) for run in runs],
             "checkpoint": checkpoint,
-            "search": translator.search.model_dump(),
+            "search": translator.settings.model_dump(),
             "seed": translator.seed,
             "evaluation": asdict(settings),
             "parameters": sum(parameter.numel() for parameter in translator.model.parameters()),
@@ -208,7 +208,7 @@ def _choices(runs: Sequence[RunDirectory], translator: Translator) -> dict[str, 
         elif key in recorded[0]:
             joined[key] = recorded[0][key]
     trained = load_values(runs[0].config)["search"]
-    search = translator.search.model_dump()
+    search = translator.settings.model_dump()
     changed = {f"search.{key}": value for key, value in search.items() if trained.get(key) != value}
     machine, precision = runs[0].last_machine(), translator.machine.precision_of_search
     if precision != machine.get("precision", precision):
@@ -256,7 +256,7 @@ def evaluate_run(
         "sentences": len(sources),
         "sentences_per_second": round(evaluation.sentences_per_second, 2),
         "checkpoint": checkpoint,
-        "search": translator.search.model_dump(),
+        "search": translator.settings.model_dump(),
     }
     aligned = align(translator, sources, references, gold)
     if aligned is not None:

@@ -117,13 +117,13 @@ def beam_tree(
 
 def _target(translator: Translator, target: str | Sequence[str]) -> tuple[list[int], list[str]]:
     """Encode a translation as token ids and pieces, </s> last. Raises UserError if it is too long."""
-    tokenizer, search = translator.tokenizers.target, translator.search
+    tokenizer, settings = translator.tokenizers.target, translator.settings
     if isinstance(target, str):
         (ids,), (pieces,) = tokenizer.encode([target]), tokenizer.surfaces([target])
     else:
         pieces = [*target] if target[-1:] == ["</s>"] else [*target, "</s>"]
         ids = [*prefix_tokens(tokenizer, pieces[:-1], "target"), tokenizer.eos]
-    limit = max(search.max_source_length, search.max_length)
+    limit = max(settings.max_source_length, settings.max_length)
     if len(ids) > limit:
         raise UserError(
             f"target: has {len(ids)} tokens; the larger of search.max_length and search.max_source_length is {limit}"

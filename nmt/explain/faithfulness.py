@@ -72,7 +72,7 @@ def measure_pair(translator: Translator, source: str, reference: str, number: in
     """
     tokenizers, model = translator.tokenizers, translator.single
     (source_ids,), (source_pieces,) = translator.encode([source], number)
-    limit = translator.search.max_source_length
+    limit = translator.settings.max_source_length
     (target_ids,), (pieces,) = encode_lines(tokenizers.target, [reference], limit, "reference", number)
     batch = collate([source_ids], [target_ids], tokenizers, np.arange(1)).to(translator.machine.device)
     views = {"saliency": saliency(model, batch)}

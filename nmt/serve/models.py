@@ -43,7 +43,7 @@ class ServedModel:
 
         Raises UserError for values that are impossible or too expensive.
         """
-        trained, translator, limit = self.translator.search, self.translator, self.info.max_beam_size
+        trained, translator, limit = self.translator.settings, self.translator, self.info.max_beam_size
         for key in changes:
             if not hasattr(trained, key):
                 raise UserError(
@@ -72,7 +72,7 @@ class ServedModel:
     def check_guidance(self, attend: Attend | None, prefix: str | Sequence[str] | None = None) -> None:
         """Raises UserError for more prefix tokens or steps than a translation may have, for which the search has no
         limit."""
-        most = max(self.info.max_tokens, self.translator.search.max_length)
+        most = max(self.info.max_tokens, self.translator.settings.max_length)
         length = len(prefix_tokens(self.translator.tokenizers.target, prefix)) if prefix else 0
         if length >= most:
             raise UserError(f"prefix: has {length} tokens, but translations have at most {most}, with </s>")
@@ -130,7 +130,7 @@ def _with_attention(parts: Sequence[str], depth: int) -> str:
 
 def _info(name: str, runs: Sequence[str], translator: Translator, max_beam_size: int) -> ModelInfo:
     directory = RunDirectory.existing(runs[0])
-    config, model, search = load_config(directory.config), translator.model, translator.search
+    config, model, settings = load_config(directory.config), translator.model, translator.settings
     alone = len(runs) == 1
     scored = config.attention if isinstance(config.attention, ScoredAttention) else None
     choices = directory.recorded_choices()
@@ -156,10 +156,10 @@ def _info(name: str, runs: Sequence[str], translator: Translator, max_beam_size:
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         bleu=_bleu(directory) if alone else None,
         beam_size=translator.method.beam_size,
-        length_penalty=getattr(search, "length_penalty", None),
-        alpha=getattr(search, "alpha", None),
+        length_penalty=getattr(settings, "length_penalty", None),
+        alpha=getattr(settings, "alpha", None),
         max_beam_size=max_beam_size,
-        max_tokens=search.max_source_length,
+        max_tokens=settings.max_source_length,
         examples=_examples(directory),
     )
 

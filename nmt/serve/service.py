@@ -209,7 +209,7 @@ class Service:
         """Find the n best translations of each text, in batches shared with other requests."""
         tokens = [model.count_tokens(text, f"text {number}") for number, text in enumerate(texts, 1)]
         work = partial(translator.translate_nbest, n=nbest)
-        key = "search", model.name, translator.search.model_dump_json(), nbest
+        key = "search", model.name, translator.settings.model_dump_json(), nbest
         return await self._queued(model, work, texts, tokens, key, translator)
 
     async def _score(
@@ -228,7 +228,7 @@ class Service:
             return [[scored] for scored in translator.score(sources, translations)]
 
         pairs = list(zip(texts, targets, strict=True))
-        key = "score", model.name, translator.search.model_dump_json()  # scores depend on the length penalty
+        key = "score", model.name, translator.settings.model_dump_json()  # scores depend on the length penalty
         return await self._queued(model, work, pairs, tokens, key, translator)
 
     async def _guided(
@@ -295,7 +295,7 @@ class Service:
         translator: Translator,
     ) -> list[Any]:
         """Wait for the results of items, which leave the queue if the request is cancelled."""
-        most = translator.search.batch_tokens // translator.method.beam_size // self.batcher.settings.workers
+        most = translator.settings.batch_tokens // translator.method.beam_size // self.batcher.settings.workers
         futures = self.batcher.submit(work, items, tokens, key, most)
         try:
             results = await asyncio.gather(*map(asyncio.wrap_future, futures))

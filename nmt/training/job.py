@@ -395,7 +395,7 @@ def _time_validation(setup: Setup) -> float:
     pairs = np.argsort(split.source.lengths, kind="stable")[start : start + PAIRS]  # of usual length
     length = int(split.target.lengths_of(pairs).max())
     lengths = {"min_length": length, "max_length": length}
-    translator.use_search(translator.search.model_copy(update=lengths))
+    translator.use_search(translator.settings.model_copy(update=lengths))
     setup.validator(pairs)  # prepares the model for search
     began = time.perf_counter()
     setup.validator(pairs)

@@ -316,13 +316,13 @@ class BeamSearch(Search[schema.Beam]):
 
     def __call__(self, batch: SearchBatch[Any], n: int) -> list[list[Hypothesis]]:
         make_selection = batch.selection or Selection
-        return self._search(batch, make_selection(self.beam_size, batch.symbols.eos), n)
+        return self._search_with(batch, make_selection(self.beam_size, batch.symbols.eos), n)
 
     def tree(self, batch: SearchBatch[Any], n: int) -> tuple[list[list[Hypothesis]], list[list[Node]]]:
         recorder = Recorder(self.beam_size, batch.symbols.eos, self._scorer, batch.shortlist)
-        return self._search(batch, recorder, n), recorder.steps
+        return self._search_with(batch, recorder, n), recorder.steps
 
-    def _search(self, batch: SearchBatch[Any], selection: Selection, n: int) -> list[list[Hypothesis]]:
+    def _search_with(self, batch: SearchBatch[Any], selection: Selection, n: int) -> list[list[Hypothesis]]:
         scorer = self._scorer
         if self.settings.coverage_penalty:
             scorer = Coverage(scorer, self.settings.coverage_penalty, batch.lengths)

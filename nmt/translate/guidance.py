@@ -89,10 +89,10 @@ def make_guidance(
 
 def _check(controls: Controls, lines: int, translator: "Translator") -> None:
     """Raise an error for controls of a wrong form, or that the search ignores."""
-    search, constraints, prefix = translator.method, controls.get("constraints") or [], controls.get("prefix", "")
-    if (any(constraints) or controls.get("glossary")) and not search.takes_constraints:
+    method, constraints, prefix = translator.method, controls.get("constraints") or [], controls.get("prefix", "")
+    if (any(constraints) or controls.get("glossary")) and not method.takes_constraints:
         raise UserError(
-            f"constraints and glossary need search=beam, but this search is {search.settings.kind}; use search=beam"
+            f"constraints and glossary need search=beam, but this search is {method.settings.kind}; use search=beam"
         )
     if any(isinstance(phrases, str) for phrases in (controls.get("forbidden"), constraints, *constraints)):
         raise TypeError("constraints and forbidden: a list of phrases is expected, not a string")

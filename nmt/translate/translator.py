@@ -130,7 +130,7 @@ class Translator:
         self,
         model: Seq2Seq | Ensemble,
         tokenizers: Tokenizers,
-        search: schema.Search,
+        settings: schema.Search,
         machine: Machine,
         seed: int = 1,
         group: ProcessGroup | None = None,
@@ -141,7 +141,7 @@ class Translator:
         self.model, self.tokenizers, self.machine, self.seed = model, tokenizers, machine, seed
         self.shortlist = shortlist
         self._prepared = PreparedModels(model, machine)
-        self.use_search(search)
+        self.use_search(settings)
         self.reseed()
 
     @classmethod
@@ -195,7 +195,7 @@ class Translator:
         penalty = getattr(settings, "coverage_penalty", 0)
         if penalty and not self.model.attends:
             raise UserError(f"search.coverage_penalty={penalty}: the run has no attention; set it to 0")
-        self.search, self.method = settings, make_search(settings)
+        self.settings, self.method = settings, make_search(settings)
 
     def with_search(self, settings: schema.Search) -> Self:
         """Return a translator with other search settings, which shares the model."""
@@ -232,16 +232,15 @@ class Translator:
         guidance = make_guidance(self, lines, sources, controls, first_line) if controls else Guidance()
         batches = list(self.batches(sources, workers=self._workers(), constraints=guidance.constraints, n=n))
 
-        def search(batches: Sequence[list[int]]) -> Iterator[list[list[Translation]]]:
-            for batch, nbests in zip(
-                batches, self._search(batches, sources, self._translated, n, guidance), strict=True
-            ):
+        def translate_batches(batches: Sequence[list[int]]) -> Iterator[list[list[Translation]]]:
+            found = self._search_batches(batches, sources, self._translated, n, guidance)
+            for batch, nbests in zip(batches, found, strict=True):
                 yield [
                     self.method.best([self.translation(pieces[i], hypothesis) for hypothesis in nbest], n)
                     for i, nbest in zip(batch, nbests, strict=True)
                 ]
 
-        results = self._shared(batches, search, progress)
+        results = self._shared(batches, translate_batches, progress)
         empty = Translation("", 0.0, 0.0, ["</s>"], ["</s>"], None, [0.0])
         nbests = [results.get(i) or [empty] for i in range(len(lines))]
         if guidance.constraints:
@@ -264,11 +263,11 @@ class Translator:
         attend: see nmt.translate.guidance.Controls.
         """
         source_ids, source_pieces = self.encode(sources, first_line)
-        limit = self.search.max_source_length
+        limit = self.settings.max_source_length
         target_ids, target_pieces = encode_lines(self.tokenizers.target, targets, limit, "translation", first_line)
         guidance = steer(self, source_ids, attend) if attend else Guidance()
 
-        def force(indices: Sequence[int]) -> list[Translation]:
+        def score_batch(indices: Sequence[int]) -> list[Translation]:
             pairs = [source_ids[i] for i in indices], [target_ids[i] for i in indices]
             hypotheses = self._force(*pairs, guidance)
             # The given text and its pieces, not <unk>, so that the word alignment counts each unknown word.
@@ -277,11 +276,11 @@ class Translator:
                 for i, hypothesis in zip(indices, hypotheses, strict=True)
             ]
 
-        def score(batches: Sequence[list[int]]) -> Iterator[list[Translation]]:
-            return (list(chain.from_iterable(retry_in_halves(force, batch))) for batch in batches)
+        def score_batches(batches: Sequence[list[int]]) -> Iterator[list[Translation]]:
+            return (list(chain.from_iterable(retry_in_halves(score_batch, batch))) for batch in batches)
 
         longer = [max(pair, key=len) for pair in zip(source_ids, target_ids, strict=True)]
-        results = self._shared(list(self.batches(longer, with_empty=True)), score, progress)
+        results = self._shared(list(self.batches(longer, with_empty=True)), score_batches, progress)
         return [results[i] for i in range(len(sources))]
 
     def _force(self, sources: list[list[int]], targets: list[list[int]], guidance: Guidance) -> list[Hypothesis]:
@@ -316,7 +315,7 @@ class Translator:
         """Encode source lines into token ids and pieces, truncated to search.max_source_length."""
         if isinstance(lines, str):
             raise TypeError("a list of lines is expected, not one string")
-        return encode_lines(self.tokenizers.source, lines, self.search.max_source_length, "line", first_line)
+        return encode_lines(self.tokenizers.source, lines, self.settings.max_source_length, "line", first_line)
 
     def translation(self, source_pieces: list[str], hypothesis: Hypothesis) -> Translation:
         """Make the translation of a source, given as pieces, from a hypothesis."""
@@ -324,14 +323,14 @@ class Translator:
         pieces, text, alignment = target.pieces(tokens), target.decode(tokens), None
         if hypothesis.attention is not None:
             alignment = hypothesis.attention[:, : len(source_pieces)].numpy()
-            if self.search.replace_unknown and target.unk in tokens:
+            if self.settings.replace_unknown and target.unk in tokens:
                 text = copy_unknown(pieces, alignment, source_pieces)
         scores = hypothesis.score, hypothesis.log_prob
         return Translation(text, *scores, source_pieces, pieces, alignment, hypothesis.token_log_probs)
 
     def limit(self, length: int) -> int:
         """Return the maximum number of tokens, with </s>, of the translation of `length` source tokens."""
-        return min(self.search.max_length, int(self.search.max_ratio * length) + EXTRA_TOKENS)
+        return min(self.settings.max_length, int(self.settings.max_ratio * length) + EXTRA_TOKENS)
 
     @cached_property
     def boundary(self) -> Flags:
@@ -342,7 +341,7 @@ class Translator:
         """Return the number of threads that search batches. On a CPU this is faster than to share small products."""
         if self.machine.device.type != "cpu":
             return 1
-        return max(1, min(torch.get_num_threads(), self.search.batch_tokens // MIN_THREAD_TOKENS))
+        return max(1, min(torch.get_num_threads(), self.settings.batch_tokens // MIN_THREAD_TOKENS))
 
     def batches(
         self,
@@ -360,7 +359,7 @@ class Translator:
         order = [i for i in range(len(sources)) if with_empty or len(sources[i]) > 1]
         order.sort(key=lambda i: -len(sources[i]))
         constrained = [i for i in order if constraints and constraints[i]]
-        budget = self.search.batch_tokens // (self.method.width(n) * workers)
+        budget = self.settings.batch_tokens // (self.method.width(n) * workers)
         for group in (order if not constrained else [i for i in order if not constraints[i]], constrained):
             start = 0
             while start < len(group):
@@ -368,7 +367,7 @@ class Translator:
                 yield group[start : start + size]
                 start += size
 
-    def _search(
+    def _search_batches(
         self, batches: Sequence[list[int]], sources: Sequence[list[int]], first: int, n: int, guidance: Guidance
     ) -> Iterator[list[list[Hypothesis]]]:
         """Search each batch of indices, for the hypotheses of its sentences as `Search.__call__` returns them.
@@ -377,12 +376,12 @@ class Translator:
         """
         threads, workers = torch.get_num_threads(), self._workers()
 
-        def search_part(indices: list[int]) -> list[list[Hypothesis]]:
+        def search_at_once(indices: list[int]) -> list[list[Hypothesis]]:
             with self._batch(indices, sources, first, guidance) as batch:
                 return self.method(batch, n)
 
         def search_batch(indices: list[int]) -> list[list[Hypothesis]]:
-            return list(chain.from_iterable(retry_in_halves(search_part, indices)))
+            return list(chain.from_iterable(retry_in_halves(search_at_once, indices)))
 
         if workers == 1 or len(batches) == 1:
             torch.set_num_threads(self._threads(batches, sources, n, threads))
@@ -462,7 +461,7 @@ class Translator:
         most = [self.limit(length) for length in lengths]
         if prefixes:
             most = [max(length, len(prefix) + 1) for length, prefix in zip(most, prefixes, strict=True)]
-        return Limits(max(0, self.search.min_length - 1), most, prefixes)
+        return Limits(max(0, self.settings.min_length - 1), most, prefixes)
 
 
 def _within(symbols: Symbols, shortlist: Ids) -> Symbols:

@@ -83,7 +83,7 @@ def test_coverage_without_attention_is_refused(blind: Path) -> None:  # noqa: F8
     with pytest.raises(UserError, match=r"needs an attention, but attention.kind=none; set it to 0"):
         validated(TrainConfig, values_of("train", ["attention=none", "search.coverage_penalty=0.1"]))
     loaded = Translator.load(blind)
-    covering = loaded.search.model_copy(update={"coverage_penalty": 0.1})
+    covering = loaded.settings.model_copy(update={"coverage_penalty": 0.1})
     with pytest.raises(UserError, match=r"search.coverage_penalty=0.1: the run has no attention; set it to 0"):
         loaded.with_search(covering)
     assert align(loaded, ["the cat"], ["le chat"], ["0-0 1-1"]) is None
