@@ -1,10 +1,10 @@
 """Beam search, batched over sentences and hypotheses.
 
-`beam_search` is the loop. What changes it attaches from outside: a `Scorer` scores finished hypotheses, a `Selection`
-chooses which candidates end and which continue, and the batch's rules ban tokens. All of them follow the search.
+`beam_search` is the loop. Followers vary it: a `Scorer` scores finished hypotheses, a `Selection` chooses which
+candidates end and which continue, and those that `SearchBatch.rules` make ban tokens.
 
-Shapes: A active sentences, W live hypotheses in each (1 at first, then K), K beam size, C candidates (2K),
-N = A * W rows of a step, S source positions, V' padded vocabulary.
+Shapes: A active sentences, W live hypotheses of each (1 at first, then K), K beam size, C candidates of each (2 K, and
+those that the selection proposes), N = A * W rows of a step, S source positions, V' padded vocabulary.
 """
 
 import math
@@ -36,17 +36,17 @@ from nmt.translate.search import (
     unpack,
 )
 
-CACHED_NUMBERS = 2**20  # log-probabilities computed at a time on a CPU: 4 MiB, which fit its cache
-LEAST_COVERAGE = 1e-6  # attention below counts as this much: the logarithm of 0 would exclude a hypothesis
+CACHED_NUMBERS = 2**20  # a CPU computes this many log-probabilities at a time: 4 MiB, which fit its cache
+LEAST_COVERAGE = 1e-6  # less attention to a source token counts as this much, as the logarithm of 0 is -inf
 Fate = Literal["kept", "ended", "pruned"]
 
 
 class Candidates(NamedTuple):
-    """Hypotheses extended by a token, best first, (A, C) each. Impossible ones have a log-probability of -inf."""
+    """Hypotheses extended by one token, best first: (A, C). Impossible candidates have the log-probability -inf."""
 
-    log_probs: NDArray[np.float32]  # of the whole hypothesis
-    rows: Ids  # of the hypothesis that is extended
-    tokens: Ids  # that extend it
+    log_probs: NDArray[np.float32]  # log-probability of the extended hypothesis
+    rows: Ids  # row of the hypothesis before the extension
+    tokens: Ids  # token that extends the hypothesis
 
     def at(self, *index: Any) -> "Candidates":  # noqa: ANN401
         """Index all fields."""
@@ -54,17 +54,17 @@ class Candidates(NamedTuple):
 
 
 class Scorer(Follower):
-    """Scores finished hypotheses by their log-probability over a length penalty, which never decreases with the length.
+    """Scores a finished hypothesis: its log-probability divided by a length penalty.
 
-    none: 1; average: length^alpha; gnmt: ((5 + length) / 6)^alpha (Wu et al. 2016, eq. 14), with alpha >= 0. The length
-    counts eos.
+    The penalty of each `kind`, with alpha >= 0: 1 (none), length^alpha (average), ((5 + length) / 6)^alpha (gnmt,
+    Wu et al. 2016, eq. 14). The length includes eos. No penalty decreases with the length.
     """
 
     def __init__(self, kind: Literal["none", "average", "gnmt"] = "none", alpha: float = 0.0) -> None:
         self.kind, self.alpha = kind, alpha
 
     def penalty(self, length: int) -> float:
-        """Compute the divisor of the log-probability of `length` tokens."""
+        """Compute the length penalty of `length` tokens."""
         match self.kind:
             case "none":
                 return 1.0
@@ -75,28 +75,31 @@ class Scorer(Follower):
         assert_never(self.kind)
 
     def attend(self, weights: Tensor | None) -> None:
-        """Observe the attention (N, S) of the current step."""
+        """Receive the attention weights (N, S) of the current step."""
 
     def scores(self, sentences: Sequence[int], rows: Sequence[int], log_probs: list[float], length: int) -> list[float]:
-        """Score hypotheses of `length` tokens that end in these rows of these sentences."""
+        """Score finished hypotheses of `length` tokens, which end in these rows and belong to these sentences."""
         divisor = self.penalty(length)
         return [log_prob / divisor for log_prob in log_probs]
 
 
 class Selection(Follower):
-    """Chooses which candidates of a step end and which continue: of the K best, those that end; the K best others."""
+    """Chooses which candidates of a step end and which continue. Of the K best candidates, those with eos end; the K
+    best candidates without eos continue."""
 
     def __init__(self, beam_size: int, eos: int) -> None:
         self.beam_size, self.eos = beam_size, eos
-        self.candidates = 2 * beam_size  # that it chooses from, of each sentence
+        self.candidates = 2 * beam_size  # `choose` gets this many best candidates of each sentence
 
     def propose(self, totals: Tensor, part: slice) -> Tensor | None:
-        """Propose candidates besides the best: log-probabilities (A', W * V') of the extensions of some sentences ->
-        packed candidates (A', ...)."""
+        """Propose candidates besides the best ones, packed as by `pack_top`: (A', W * V') -> (A', ...) or None.
+
+        totals: log-probabilities of all extensions of the A' sentences in `part`.
+        """
         return None
 
     def choose(self, candidates: Candidates) -> tuple[Flags, Candidates]:
-        """Choose, of candidates (A, C), those that end (A, C), and the next live hypotheses (A, K)."""
+        """Mark the candidates (A, C) that end, bool (A, C), and choose those that stay live, (A, K)."""
         ends = candidates.tokens == self.eos
         order = ends.argsort(axis=1, kind="stable")[:, : self.beam_size]
         possible = np.where(ends, np.float32(-math.inf), candidates.log_probs)
@@ -109,7 +112,7 @@ class Selection(Follower):
         return ends, Candidates(log_probs, candidates.rows[sentences, order], tokens)
 
     def keep(self, sentences: list[int]) -> None:
-        """Drop the other active sentences."""
+        """Drop all active sentences but these, which are indices below A."""
 
 
 @torch.no_grad()
@@ -124,9 +127,9 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     """Return up to `n_best` <= K distinct hypotheses per sentence, best first.
 
-    The search of a sentence stops when no live hypothesis can score above its n-th best finished one; with `stop`
-    "beam" also when K hypotheses have finished, although a live one might still score higher. Fewer hypotheses are
-    returned only if fewer have a probability above 0.
+    The search of a sentence stops when no live hypothesis can score above the sentence's n-th best finished one. With
+    `stop` "beam" it also stops when K hypotheses have finished, although a live one might still score higher. Fewer
+    than `n_best` hypotheses are returned only if fewer have a probability above 0.
     """
     limits, device = batch.limits, batch.device
     active = list(range(len(limits.max_lengths)))
@@ -166,8 +169,10 @@ def beam_search(
 def _best(
     logits: Tensor, scores: Tensor, next_log_probs: LogProbs, mask: Mask, selection: Selection, cached_numbers: int
 ) -> Candidates:
-    """Find the best candidates of each sentence, and those that the selection proposes, from logits (N, V) and the
-    log-probabilities so far (A, W)."""
+    """Find the best candidates of each sentence and those that the selection proposes.
+
+    logits: (N, V); scores: the log-probabilities of the live hypotheses (A, W).
+    """
     (sentences, width), vocabulary, packed, more = scores.shape, 0, [], None
     on_cpu = logits.device.type == "cpu"
     chunk = max(1, cached_numbers // (width * logits.shape[1])) if on_cpu else sentences
@@ -190,7 +195,7 @@ class _Finished:
     """The finished hypotheses of every sentence."""
 
     def __init__(self, limits: Limits, scorer: Scorer, n_best: int, max_endings: float) -> None:
-        """The search of a sentence stops at `max_endings` finished hypotheses."""
+        """max_endings: the search of a sentence stops when it has this many finished hypotheses."""
         self._scorer, self._n_best, self._max_endings = scorer, n_best, max_endings
         self._largest_divisors = [scorer.penalty(length) for length in limits.max_lengths]
         self._endings: list[list[Ending]] = [[] for _ in limits.max_lengths]
@@ -206,18 +211,19 @@ class _Finished:
             self._endings[sentence].append(Ending(now, row, log_prob, score))
 
     def can_improve(self, sentence: int, log_prob: float) -> bool:
-        """Can a sentence whose best live hypothesis has this log-probability still change its n-best list?"""
+        """Check if the n-best list of a sentence can still change. log_prob: that of its best live hypothesis."""
         endings = self._endings[sentence]
         if len(endings) >= self._max_endings:
             return False
-        # Log-probabilities only fall, no divisor is larger, and coverage never adds to a score.
+        # No live hypothesis can end with a higher score: log-probabilities are negative and only fall, no length
+        # penalty is larger, and a coverage score is never above 0.
         bound = log_prob / self._largest_divisors[sentence]
         if len(endings) < self._n_best:
             return bound > -math.inf
         return bound > self._sorted(endings)[self._n_best - 1].score
 
     def best(self) -> list[list[Ending]]:
-        """The n best of every sentence; of equal scores, the earlier one first."""
+        """Return the n best endings of every sentence, best first; of equal scores, the earlier ending comes first."""
         return [self._sorted(endings)[: self._n_best] for endings in self._endings]
 
     @staticmethod
@@ -226,22 +232,25 @@ class _Finished:
 
 
 def coverage_score(attention: NDArray[np.float32]) -> float:
-    """sum_s log(min(max(a_s, 1e-6), 1)) of the attention a_s, (S,), that each source token, </s> among them, has
-    received in all steps   (Wu et al. 2016, eq. 14)."""
+    """Compute sum_s log(min(max(a_s, 1e-6), 1)) over source tokens s, including </s>   (Wu et al. 2016, eq. 14).
+
+    attention: (S,), a_s is the sum of the attention weights of source token s over all steps.
+    """
     return float(np.log(np.clip(attention, LEAST_COVERAGE, 1.0)).sum(dtype=np.float64))
 
 
 class Coverage(Scorer):
-    """Adds a coverage score, which is never above 0, to those of finished hypotheses."""
+    """Adds to the score of each finished hypothesis its coverage score, which is never above 0."""
 
     def __init__(self, plain: Scorer, strength: float, lengths: Sequence[int]) -> None:
-        """plain: the scorer without coverage; strength: beta of Wu et al.; lengths: source tokens of each sentence."""
+        """plain: the scorer without coverage; strength: beta of Wu et al.; lengths: number of source tokens of each
+        sentence."""
         super().__init__(plain.kind, plain.alpha)
         self._strength, self._lengths = strength, lengths
-        self._sums: Tensor | None = None  # (N, S), of the live hypotheses up to this step
+        self._sums: Tensor | None = None  # (N, S): sum of each live hypothesis's attention weights over its steps
 
     def attend(self, weights: Tensor | None) -> None:
-        assert weights is not None  # the model has an attention
+        assert weights is not None  # `Translator.use_search` refuses a model without attention
         self._sums = weights.float() if self._sums is None else self._sums + weights
 
     def advance(self, parents: Sequence[int], tokens: Sequence[int]) -> None:
@@ -251,7 +260,8 @@ class Coverage(Scorer):
     def scores(self, sentences: Sequence[int], rows: Sequence[int], log_probs: list[float], length: int) -> list[float]:
         assert self._sums is not None
         sums = self._sums[torch.tensor(rows).to(self._sums.device)].cpu().numpy()
-        # Padding is cut off, and each sum is computed alone: other sentences of the batch do not change a bit.
+        # Each coverage score is computed alone and without padding, so that it does not depend on other sentences of
+        # the batch, not even in the last bit.
         covered = [coverage_score(row[: self._lengths[s]]) for row, s in zip(sums, sentences, strict=True)]
         normalised = super().scores(sentences, rows, log_probs, length)
         return [score + self._strength * coverage for score, coverage in zip(normalised, covered, strict=True)]
@@ -262,13 +272,14 @@ class Node(NamedTuple):
 
     parent: int | None  # index among the nodes of the previous step; None at the first step
     token: int
-    log_prob: float  # of the whole hypothesis, natural logarithm
-    score: float  # log_prob / length penalty, without coverage
+    log_prob: float  # natural logarithm of the probability of the extended hypothesis
+    score: float  # log_prob over its length penalty, without coverage
     fate: Fate  # kept: in the beam after this step; ended: chose eos; pruned: neither
 
 
 class Recorder(Selection):
-    """Records the beam of one sentence as a tree: at each step the candidates kept, best first, then the others."""
+    """Records the beam search of one sentence. `steps` lists the candidates of each step: the kept ones, best first,
+    then the others."""
 
     def __init__(self, beam_size: int, eos: int, scorer: Scorer, shortlist: Sequence[int] | None) -> None:
         super().__init__(beam_size, eos)
@@ -299,13 +310,13 @@ class Recorder(Selection):
 
 
 def _triples(candidates: Candidates) -> list[tuple[float, int, int]]:
-    """List log-probability, row and token of the possible candidates of the only sentence, best first."""
+    """List log-probability, row and token of each possible candidate of the only sentence, best first."""
     log_probs, rows, tokens = (field[0].tolist() for field in candidates)
     return [triple for triple in zip(log_probs, rows, tokens, strict=True) if triple[0] > -math.inf]
 
 
 class BeamSearch(Search[schema.Beam]):
-    """Keeps the K best hypotheses at each step."""
+    """Keeps the K best hypotheses of each sentence at each step."""
 
     takes_constraints = True
 

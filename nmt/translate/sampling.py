@@ -1,7 +1,7 @@
-"""Searches that extend hypotheses one token at a time, without a beam: greedy search, sampling, and minimum Bayes risk
-decoding of samples.
+"""Greedy search, sampling and minimum Bayes risk decoding. `rollout` extends each hypothesis on its own, without a
+beam.
 
-Shapes: N active rows, V vocabulary, C candidates.
+Shapes: N active rows, V' padded vocabulary, C candidates for the next token.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ class GreedySearch(Search[schema.Greedy]):
 
 
 class Sampling(Search[schema.Sampling]):
-    """Draws each token from the model's distribution, or from a part of it."""
+    """Draws each token from the model's distribution, or from its most probable tokens."""
 
     def __call__(self, batch: SearchBatch[Any], n: int) -> list[list[Hypothesis]]:
         return sample(batch, n, drawn_by(self.settings))
@@ -45,14 +45,14 @@ class Sampling(Search[schema.Sampling]):
 
 
 class MinimumBayesRisk(Search[schema.MinimumBayesRisk]):
-    """Chooses, of several candidates, the one most similar to the others (Eikema and Aziz 2020)."""
+    """Finds candidate translations, and chooses the one most similar to the others (Eikema and Aziz 2020)."""
 
     def __init__(self, settings: schema.MinimumBayesRisk) -> None:
         super().__init__(settings)
         self.beam_size = settings.n_candidates if settings.candidates == "beam" else 1
 
     def __call__(self, batch: SearchBatch[Any], n: int) -> list[list[Hypothesis]]:
-        """Return all candidates, of which `best` chooses."""
+        """Return all candidates of each sentence. `best` then chooses the n best."""
         if self.settings.candidates == "beam":
             selection = Selection(self.beam_size, batch.symbols.eos)
             return beam_search(batch, selection, self.beam_size, scorer=Scorer())
@@ -67,26 +67,26 @@ class MinimumBayesRisk(Search[schema.MinimumBayesRisk]):
             raise UserError(f"nbest={n}: more than the {size} candidates; set search.n_candidates={n}")
 
     def best(self, candidates: "list[Translation]", n: int) -> "list[Translation]":
-        """Choose the n distinct candidates of the greatest mean similarity, which becomes their score."""
+        """Choose the n distinct candidates with the greatest mean similarity to the others. It becomes their score."""
         utilities = mean_utilities([candidate.text for candidate in candidates], self.settings.utility)
-        scored: dict[str, Translation] = {}  # by text: samples may repeat a translation
+        scored: dict[str, Translation] = {}  # by text, as samples may repeat a translation
         for candidate, score in zip(candidates, utilities, strict=True):
             scored.setdefault(candidate.text, replace(candidate, score=score))
         return sorted(scored.values(), key=lambda candidate: -candidate.score)[:n]
 
 
 Choose = Callable[[Tensor, Tensor], Tensor]
-"""Log-probabilities (N, V), and the numbers of the rows (N,) in the batch -> int64 (N,), the next tokens."""
+"""Log-probabilities (N, V'), index of each row in the batch (N,) -> the next token of each row, int64 (N,)."""
 Draw = Callable[[Tensor, Tensor], Tensor]
-"""Log-probabilities (N, V), and (N,) in [0, 1) -> int64 (N,), a token for each row. The numbers have float64 where the
-device has it: sums in float32 would lose tokens of probability 1e-8."""
+"""Log-probabilities (N, V'), random numbers (N,) in [0, 1) -> the next token of each row, int64 (N,). The random
+numbers are float64 where the device has it, because sums in float32 would lose tokens of probability 1e-8."""
 
 
 def sample(batch: SearchBatch[StateT], n: int, draw: Draw) -> list[list[Hypothesis]]:
-    """Draw n independent hypotheses of each sentence, best first; they may repeat.
+    """Draw n independent hypotheses of each sentence, best first. They may repeat.
 
-    Their log-probabilities are the model's own: at temperature 1, without truncation. Sample j of sentence i is drawn
-    in row i * n + j.
+    Their log-probabilities are the model's: at temperature 1, without truncation to the most probable tokens. Sample j
+    of sentence i is drawn in row i * n + j.
     """
     assert batch.keys is not None
     uniform = sampling_draws(batch.keys(), n, batch.device)
@@ -97,14 +97,14 @@ def sample(batch: SearchBatch[StateT], n: int, draw: Draw) -> list[list[Hypothes
 
 @torch.no_grad()
 def rollout(batch: SearchBatch[StateT], choose: Choose) -> list[Hypothesis]:
-    """Extend one hypothesis of each sentence by the tokens that `choose` returns. Finished rows leave the batch."""
+    """Extend one hypothesis of each sentence by the tokens that `choose` returns, until all have ended."""
     eos, device = batch.symbols.eos, batch.device
     active = list(range(len(batch.limits.max_lengths)))
     next_log_probs, history = LogProbs(batch.symbols, device), History(batch)
     followers = [history, *(make(len(active)) for make in batch.rules)]
     last = [(0, 0)] * len(active)  # step and row at which each hypothesis ended
     totals = torch.zeros(len(active), device=device)
-    origin = torch.arange(len(active), device=device)  # `active` on the device
+    origin = torch.arange(len(active), device=device)  # index of each row in the batch: `active` on the device
     tokens = torch.full((len(active),), batch.symbols.bos, device=device)
     state = batch.state
     for now in range(max(batch.limits.max_lengths, default=0)):
@@ -137,8 +137,11 @@ def rollout(batch: SearchBatch[StateT], choose: Choose) -> list[Hypothesis]:
 
 
 def drawn_by(settings: schema.Sampling | schema.MinimumBayesRisk) -> Draw:
-    """Draw at a temperature, from the `top_k` most probable tokens (0: all), and of these from the nucleus `top_p`:
-    the smallest set of most probable tokens with a total probability of at least `top_p` (Holtzman et al. 2020)."""
+    """Make a function that draws from the `top_k` most probable tokens, or from all if `top_k` is 0, at a temperature.
+
+    Of these tokens it uses only the nucleus: the smallest set of most probable ones with a total probability of at
+    least `top_p` (Holtzman et al. 2020).
+    """
     temperature, top_k, top_p = settings.temperature, settings.top_k, settings.top_p
 
     def draw(log_probs: Tensor, uniform: Tensor) -> Tensor:
@@ -147,7 +150,7 @@ def drawn_by(settings: schema.Sampling | schema.MinimumBayesRisk) -> Draw:
         size = log_probs.shape[1]
         candidates, tokens = log_probs.topk(min(top_k or size, size))
         if top_p < 1:
-            # Differences from the best do not overflow, however small the temperature.
+            # Log-probabilities relative to the best do not overflow, however small the temperature.
             probs = ((candidates - candidates[:, :1]) / temperature).softmax(-1)
             mass_before = probs.cumsum(-1) - probs
             candidates = candidates.masked_fill(mass_before >= top_p, -torch.inf)
@@ -158,14 +161,16 @@ def drawn_by(settings: schema.Sampling | schema.MinimumBayesRisk) -> Draw:
 
 
 def inverse_cdf(log_probs: Tensor, temperature: float, uniform: Tensor) -> Tensor:
-    """(N, C), (N,) in [0, 1) -> (N,): draws from softmax(log_probs / temperature) by inverse transform sampling.
+    """Draw from softmax(log_probs / temperature) by inverse transform sampling: (N, C), (N,) in [0, 1) -> (N,).
 
     Unlike torch.multinomial, this does not synchronise with the device.
     """
     best, argmax = log_probs.max(-1, keepdim=True)
-    # Differences from the best do not all underflow, however small the temperature.
+    # Relative to the best, one log-probability is 0, so that not all underflow, however small the temperature.
     cdf = (log_probs - best).div_(temperature).exp_().cumsum(-1, dtype=uniform.dtype)
-    # The first entry above u times the sum has a probability above 0, and exists because u < 1.
+    # The drawn token is at the first entry of the CDF above u times the sum. It has a probability above 0, and exists
+    # because u < 1.
     drawn = torch.searchsorted(cdf, uniform[:, None] * cdf[:, -1:], right=True)
-    # No entry exists if the CDF is NaN: the model's output is not finite, or the temperature is 0 in float32.
+    # If the CDF is NaN, no entry is above, and the most probable token is taken. Then the logits are not finite, or the
+    # temperature is 0 in float32.
     return torch.where(drawn < cdf.shape[1], drawn, argmax).squeeze(1)

@@ -1,4 +1,5 @@
-"""What all searches share: the interface of a search, its batch, the next token's log-probabilities, back-pointers.
+"""What all search methods share: their interface, the batch they search, log-probabilities of the next token, and
+back-pointers.
 
 Shapes: B sentences, N hypotheses (the rows of a step), S source positions, T target positions, V vocabulary, V' the
 vocabulary padded to whole blocks.
@@ -30,13 +31,13 @@ if TYPE_CHECKING:
 Ids = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 Bans = tuple[list[int], list[int]]
-"""Rows, and for each of them a token that may not follow there."""
+"""Rows and as many tokens: tokens[i] may not follow the hypothesis in row rows[i]. A row may occur several times."""
 
 Attend = Mapping[int, int | Sequence[float]]
-"""Step from 0 -> the source position to attend to, from 0, or a weight for every position."""
+"""Step -> the source position that has attention weight 1, or the weights of all positions. Both count from 0."""
 
 BLOCK = 64  # columns of a block in `pack_top`
-FEW = 2**14  # numbers that are ranked without blocks
+FEW = 2**14  # `pack_top` ranks up to this many numbers without blocks
 _POSITION_BITS = 32
 _POSITIONS = 2**_POSITION_BITS - 1
 _IMPOSSIBLE = np.int64(np.float32(math.inf).view(np.int32)) << _POSITION_BITS
@@ -46,11 +47,11 @@ _IMPOSSIBLE = np.int64(np.float32(math.inf).view(np.int32)) << _POSITION_BITS
 class Hypothesis:
     """One translation of a sentence."""
 
-    tokens: list[int]  # without bos, eos last
-    score: float  # by which hypotheses are ranked, see Search.score
-    log_prob: float  # natural logarithm
-    attention: Tensor | None  # (T, S) float32 on the CPU, a row for each of `tokens`; None without attention
-    token_log_probs: list[float]  # of each of `tokens`, which sum to log_prob
+    tokens: list[int]  # eos last, without bos
+    score: float  # the search ranks hypotheses by it, see Search.score
+    log_prob: float  # natural logarithm of the probability of all `tokens`
+    attention: Tensor | None  # (T, S) weights, float32 on the CPU, a row for each token; None without attention
+    token_log_probs: list[float]  # log-probability of each token; they sum to log_prob
 
 
 class Symbols(NamedTuple):
@@ -63,42 +64,44 @@ class Symbols(NamedTuple):
 
 @dataclass(frozen=True)
 class Limits:
-    """Tokens per hypothesis: at least `min_length` without eos, at most `max_lengths[b]` with eos for sentence b, whose
-    hypotheses start with the tokens `prefixes[b]`. Where these conflict, prefixes count first, then the maximum.
+    """Limits on the hypotheses of each sentence b: they start with the tokens `prefixes[b]`, and have at least
+    `min_length` tokens before eos and at most `max_lengths[b]` tokens including eos.
+
+    Where limits conflict, the prefix has precedence over the maximum, and the maximum over the minimum.
     """
 
     min_length: int
-    max_lengths: list[int]  # each at least 1, and above the length of the prefix
-    prefixes: Sequence[Sequence[int]] = ()  # one per sentence, or none at all
+    max_lengths: list[int]  # each at least 1, and greater than the length of the prefix
+    prefixes: Sequence[Sequence[int]] = ()  # empty, or one for each sentence
 
     def forced(self, step: int, sentence: int, eos: int) -> int | None:
-        """Return the only token that may follow at this step, counted from 0; None if any may."""
+        """Return the token that must follow at a step, counted from 0; None where several may."""
         if self.prefixes and step < len(self.prefixes[sentence]):
             return self.prefixes[sentence][step]
         return eos if step + 1 >= self.max_lengths[sentence] else None
 
 
 class Guidance(NamedTuple):
-    """The controls of B sentences in tokens; `attend` and `forbidden` hold for each of them."""
+    """The user's controls of B sentences, with phrases as tokens. `attend` and `forbidden` hold for every sentence."""
 
-    prefixes: Sequence[Sequence[int]] = ()  # the tokens that each starts with, without </s>; or none at all
+    prefixes: Sequence[Sequence[int]] = ()  # empty, or for each sentence the tokens that its translation starts with
     attend: Attend = MappingProxyType({})
-    constraints: Sequence[Sequence[Sequence[int]]] = ()  # the phrases that each must contain; or none at all
+    constraints: Sequence[Sequence[Sequence[int]]] = ()  # empty, or for each sentence the phrases of its translation
     forbidden: "Forbidden | None" = None
 
     def of(self, indices: Sequence[int]) -> "Guidance":
-        """Select the guidance of these sentences."""
+        """Select the guidance of the sentences with these indices."""
         return self._replace(
             prefixes=[self.prefixes[i] for i in indices] if self.prefixes else (),
             constraints=[self.constraints[i] for i in indices] if self.constraints else (),
         )
 
     def tokens(self) -> list[int]:
-        """List all tokens that translations must contain."""
+        """List all tokens of prefixes and constraints."""
         return [*chain.from_iterable(self.prefixes), *chain.from_iterable(chain.from_iterable(self.constraints))]
 
     def within(self, shortlist: Ids) -> "Guidance":
-        """Replace tokens by their positions in a shortlist, which holds `tokens`."""
+        """Replace each token by its position in a shortlist. The shortlist must contain all of `tokens()`."""
 
         def positions(tokens: Sequence[int]) -> list[int]:
             return [int(position) for position in np.searchsorted(shortlist, tokens)]
@@ -110,7 +113,7 @@ class Guidance(NamedTuple):
         )
 
     def steering(self, lengths: Sequence[int], device: torch.device) -> Steering | None:
-        """Lengths of the B sentences -> Steering of L steps; None if no step is steered."""
+        """Make the Steering of the first L steps for B sentences of these lengths; None if no step is steered."""
         if not self.attend:
             return None
         L, S = max(self.attend) + 1, max(lengths)
@@ -125,33 +128,34 @@ class Guidance(NamedTuple):
 
 
 class Follower:
-    """Follows the hypotheses of a search from step to step."""
+    """Keeps something for each live hypothesis (row) of a search, and is told at each step which row extends which."""
 
     def bans(self) -> Bans:
-        """Return rows and tokens that may not follow there at the next step, such as the end of a forbidden phrase."""
+        """Return which tokens may not follow at the next step, such as the last token of a forbidden phrase."""
         return [], []
 
     def advance(self, parents: Sequence[int], tokens: Sequence[int]) -> None:
-        """Follow the search by one step: new row i extends row parents[i] by tokens[i]."""
+        """Continue with the rows of the next step: new row i extends row parents[i] by tokens[i]."""
 
 
 @dataclass(frozen=True)
 class SearchBatch(Generic[StateT]):
-    """Sentences to search together. With a shortlist, all tokens but those of hypotheses are positions in it."""
+    """Sentences to search together. With a shortlist, tokens are positions in it during the search; only the results,
+    `Hypothesis` and `Node`, have token ids."""
 
     step: Step[StateT]
-    state: StateT  # one row for each sentence
+    state: StateT  # before the first step, one row for each sentence
     symbols: Symbols
     limits: Limits
     device: torch.device
-    lengths: Sequence[int] = ()  # source tokens of each sentence, </s> among them
-    keys: Callable[[], Tensor] | None = None  # makes int64 (B,) on the CPU, for each sentence's random draws
-    rules: Sequence[Callable[[int], Follower]] = ()  # each makes a follower of a number of rows, which bans tokens
-    selection: "Callable[[int, int], Selection] | None" = None  # with constraints: makes it of beam size and eos
-    shortlist: Sequence[int] | None = None  # the token of each position
+    lengths: Sequence[int] = ()  # number of source tokens of each sentence, including </s>
+    keys: Callable[[], Tensor] | None = None  # returns int64 (B,) on the CPU: seeds of each sentence's random draws
+    rules: Sequence[Callable[[int], Follower]] = ()  # number of rows at the first step -> a follower that bans tokens
+    selection: "Callable[[int, int], Selection] | None" = None  # beam size, eos -> Allocation; None without constraints
+    shortlist: Sequence[int] | None = None  # token id at each position; None without a shortlist
 
     def repeated(self, n: int) -> "SearchBatch[StateT]":
-        """Repeat each sentence n times, in neighbouring rows."""
+        """Repeat each sentence's state and limits n times, in neighbouring rows."""
         rows = [sentence for sentence in range(len(self.limits.max_lengths)) for _ in range(n)]
         limits = replace(
             self.limits,
@@ -166,10 +170,10 @@ SettingsT = TypeVar("SettingsT", bound=schema.Search)
 
 
 class Search(ABC, Generic[SettingsT]):
-    """A way to search translations, with its section of the configuration."""
+    """A search method, with its settings from the configuration."""
 
-    beam_size = 1  # hypotheses of a sentence that share its memory at each step
-    takes_constraints = False  # does it follow the selection of a batch?
+    beam_size = 1  # number of hypotheses of a sentence that share its memory at each step
+    takes_constraints = False  # whether it uses `SearchBatch.selection`, which meets constraints
 
     def __init__(self, settings: SettingsT) -> None:
         self.settings = settings
@@ -179,38 +183,38 @@ class Search(ABC, Generic[SettingsT]):
         """Return the n best hypotheses of each sentence, best first; fewer if fewer have a probability above 0."""
 
     def width(self, n: int) -> int:
-        """Return the number of hypotheses of a sentence at each step of a search for the n best."""
+        """Return how many hypotheses of a sentence each step extends in a search for the n best."""
         return self.beam_size
 
     def check_nbest(self, n: int) -> None:
-        """Raise UserError if the search cannot return n translations."""
+        """Raise UserError if the search method cannot return n translations."""
 
     def score(self, log_prob: float, length: int, attention: Tensor | None) -> float:
-        """Score a hypothesis of this log-probability, length and attention (T, S) as the search does."""
+        """Compute the score that the search gives a hypothesis of this log-probability, length and attention (T, S)."""
         return log_prob
 
     def best(self, candidates: "list[Translation]", n: int) -> "list[Translation]":
-        """Choose the n best of a sentence's translations, given in the order of `__call__`."""
+        """Choose the n best translations of a sentence. `__call__` has returned the candidates in this order."""
         return candidates
 
     def tree(self, batch: SearchBatch[Any], n: int) -> "tuple[list[list[Hypothesis]], list[list[Node]]]":
-        """Search a batch of one sentence; returns the candidates of each step as well. Raises UserError if it has no
-        beam."""
+        """Search a batch of one sentence, and return the candidates of each step too. Raises UserError if the search
+        method has no beam."""
         raise UserError(f"a beam's tree needs search=beam, but this search is {self.settings.kind}")
 
 
 class Mask(NamedTuple):
     """The tokens that may follow each of N hypotheses at one step."""
 
-    may_end: bool
-    forced: list[int | None]  # the only token that may follow each row, also where it is banned; None if any may
+    may_end: bool  # whether hypotheses have the minimum length, so that eos may follow
+    forced: list[int | None]  # the token that must follow each row, even if it is banned; None where several may
     bans: Bans
 
     @classmethod
     def of(
         cls, batch: SearchBatch[Any], step: int, sentences: Sequence[int], width: int, followers: Sequence[Follower]
     ) -> "Mask":
-        """Make the mask of `width` hypotheses of each of these sentences at a step, counted from 0."""
+        """Make the mask of a step, counted from 0, for `width` hypotheses of each of these sentences."""
         eos, limits = batch.symbols.eos, batch.limits
         forced = [token for s in sentences for token in [limits.forced(step, s, eos)] * width]
         bans = [follower.bans() for follower in followers]
@@ -225,7 +229,8 @@ class Mask(NamedTuple):
 
 
 class LogProbs:
-    """Log-softmax and masking in one reused buffer: a result is valid until the next call, and may be overwritten."""
+    """Computes masked log-probabilities in one reused buffer: a result is valid until the next call, and the caller may
+    overwrite it."""
 
     def __init__(self, symbols: Symbols, device: torch.device) -> None:
         assert symbols.eos not in symbols.banned
@@ -234,9 +239,9 @@ class LogProbs:
         self._buffer = torch.empty(0, 0, device=device)
 
     def __call__(self, logits: Tensor, mask: Mask) -> Tensor:
-        """(N, V) -> (N, V') float32, -inf for tokens that may not follow; V' is V padded with -inf to whole blocks.
+        """Compute log-probabilities, -inf for tokens that may not follow: logits (N, V) -> (N, V') float32.
 
-        Masking does not renormalise.
+        V' is V padded with -inf to whole blocks of BLOCK tokens. Masking does not renormalise the other tokens.
         """
         rows, vocabulary = logits.shape
         if len(self._buffer) < rows:
@@ -259,18 +264,19 @@ class LogProbs:
 
 
 def pack_top(log_probs: Tensor, k: int, few: int = FEW) -> Tensor:
-    """(B, M) float32, none positive -> (B, k) int64: the k best, best first; of equals, the lower position first.
+    """Find the k best values of each row, best first, packed with their positions: (B, M) float32 -> (B, k) int64.
 
-    M must be a multiple of BLOCK. `unpack` separates values and positions. torch.topk leaves the order of equals open,
-    and on some devices it depends on the shape, so that other sentences in the batch could change a translation. Equal
-    scores are common: logits in bfloat16 have 8 significant bits.
+    No value may be positive, and M must be a multiple of BLOCK. Of equal values, the one at the lower position comes
+    first. torch.topk leaves the order of equal values open, and on some devices it depends on the shape, so that other
+    sentences in the batch could change a translation. Equal values are common, as logits in bfloat16 have 8 significant
+    bits. `unpack` separates values and positions.
     """
     rows, columns = log_probs.shape
     if rows * columns <= few:
         return _pack(log_probs, torch.arange(columns, device=log_probs.device)).topk(k, largest=False).values
     blocks = log_probs.view(rows, columns // BLOCK, BLOCK)
-    # The k best elements lie in the k blocks with the greatest maxima: if k blocks rank before an element's own block,
-    # k maxima rank before the element. Ranking the maxima leaves k * BLOCK of the M columns to rank.
+    # The k best elements lie in the k blocks with the greatest maxima: if k other blocks rank before an element's
+    # block, their k maxima rank before the element. So it suffices to rank the k * BLOCK elements of these blocks.
     first = torch.arange(0, columns, BLOCK, device=log_probs.device)
     top = _pack(blocks.amax(-1), first).topk(min(k, len(first)), largest=False, sorted=False).values
     starts = top & _POSITIONS
@@ -279,12 +285,12 @@ def pack_top(log_probs: Tensor, k: int, few: int = FEW) -> Tensor:
 
 
 def pack_at(log_probs: Tensor, positions: Tensor) -> Tensor:
-    """Pack the log-probabilities (B, M) at positions (B, X) as `pack_top` does."""
+    """Pack log-probabilities with their positions, as `pack_top` does: (B, M), positions (B, X) -> (B, X) int64."""
     return _pack(log_probs.gather(1, positions), positions)
 
 
 def distinct(packed: Ids) -> Ids:
-    """Sort packed numbers (B, X), best first, and replace repetitions by impossible ones."""
+    """Sort packed numbers (B, X), best first, and replace repetitions by -inf, which comes last."""
     packed = np.sort(packed, axis=1)
     packed[:, 1:][packed[:, 1:] == packed[:, :-1]] = _IMPOSSIBLE
     return np.sort(packed, axis=1)
@@ -296,13 +302,14 @@ def unpack(packed: Ids) -> tuple[NDArray[np.float32], Ids]:
 
 
 def _pack(log_probs: Tensor, positions: Tensor) -> Tensor:
-    """Combine each value and its position in one integer, ordered by value, then position: the smallest is the best."""
-    # The bits of non-negative floats, read as integers, keep their order.
+    """Combine each value and its position in one integer. A smaller integer means a greater value, or an equal value at
+    a lower position."""
+    # Non-negative floats have the same order as their bits, read as integers.
     return (log_probs.abs().view(torch.int32).long() << _POSITION_BITS) + positions
 
 
 class Ending(NamedTuple):
-    """A finished hypothesis in a `History`: step (from 0) and row at which eos was chosen."""
+    """A finished hypothesis in a `History`. Eos was chosen at this step, counted from 0, in this row."""
 
     step: int
     row: int
@@ -311,9 +318,10 @@ class Ending(NamedTuple):
 
 
 class History(Follower):
-    """Back-pointers: token, parent row, log-probability and attention of every row of every step.
+    """Back-pointers: records token, parent row, log-probability and attention of every row at every step.
 
-    Adding a step costs the same however long the hypotheses are. `hypotheses` follows the pointers at the end.
+    The cost of a step does not depend on the length of the hypotheses. After the search, `hypotheses` follows the
+    pointers.
     """
 
     def __init__(self, batch: SearchBatch[Any]) -> None:
@@ -324,7 +332,8 @@ class History(Follower):
         self._totals: list[Tensor] = []
 
     def add(self, totals: Tensor, weights: Tensor | None) -> None:
-        """Record the current step: log-probabilities (N,) of the hypotheses before it, and its attention (N, S)."""
+        """Record the current step: the log-probabilities (N,) of the hypotheses before their tokens of this step, and
+        the attention weights (N, S) of this step."""
         self._totals.append(totals)
         if weights is not None:
             self._weights.append(weights)
@@ -334,7 +343,7 @@ class History(Follower):
         self._tokens.append(tokens)
 
     def hypotheses(self, endings: list[list[Ending]]) -> list[list[Hypothesis]]:
-        """Return the hypotheses of each sentence's endings, in the same order."""
+        """Return a hypothesis for each ending of each sentence, in the same order."""
         paths = [self._path(ending) for sentence in endings for ending in sentence]
         totals = [part.tolist() for part in _along(paths, self._totals)]
         weights = _along(paths, self._weights) if self._weights else [None] * len(paths)
@@ -342,14 +351,14 @@ class History(Follower):
         return [[self._hypothesis(ending, *next(results)) for ending in sentence] for sentence in endings]
 
     def _path(self, ending: Ending) -> list[int]:
-        """Find the hypothesis's row at each step, from step 0."""
+        """Find the row of a finished hypothesis at each step, from step 0 to the last."""
         path = [ending.row]
         for parents in reversed(self._parents[: ending.step]):
             path.append(parents[path[-1]])
         return path[::-1]
 
     def _hypothesis(self, ending: Ending, path: list[int], totals: list[float], attention: Tensor | None) -> Hypothesis:
-        # The input of step t + 1 is the token chosen at step t.
+        # self._tokens[t] has the tokens chosen at step t, in the order of the rows of step t + 1.
         tokens = [step[row] for step, row in zip(self._tokens, path[1:], strict=False)] + [self._eos]
         if self._shortlist is not None:
             tokens = [self._shortlist[token] for token in tokens]
@@ -358,7 +367,10 @@ class History(Follower):
 
 
 def _along(paths: list[list[int]], steps: list[Tensor]) -> list[Tensor]:
-    """(N, ...) of each step -> (T, ...) along each path, float32, copied from the device in one transfer."""
+    """Collect the rows of each path: (N, ...) of every step -> (T, ...) float32 on the CPU for every path.
+
+    All rows are copied from the device in one transfer.
+    """
     if not paths:
         return []
     offsets = list(accumulate((len(step) for step in steps), initial=0))

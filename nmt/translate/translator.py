@@ -1,7 +1,8 @@
-"""The Python API: Translator.load(run).translate(["..."]); Translator.load([run, run]) loads an ensemble.
+"""The Python API: `Translator.load(run).translate(["..."])` translates lines, `Translator.load([run, run])` loads an
+ensemble.
 
-Lines are encoded, divided into batches of sentences of like length, searched by the model prepared for search, and
-decoded. Shapes: S source positions, T target positions, V target vocabulary, L tokens of a shortlist.
+A translator encodes the lines, divides them into batches of sentences of similar length, searches each batch with the
+prepared model, and decodes the hypotheses. Shapes: S source positions, T target positions, V target vocabulary.
 """
 
 import html
@@ -45,8 +46,8 @@ if TYPE_CHECKING:
 
     from nmt.translate.shortlist import Shortlist
 
-EXTRA_TOKENS = 10  # of a translation, beyond search.max_ratio times the source's
-MIN_THREAD_TOKENS = 1024  # tokens x beam size; a smaller batch is not worth another thread
+EXTRA_TOKENS = 10  # a translation may be this much longer than search.max_ratio times its source
+MIN_THREAD_TOKENS = 1024  # work in source tokens x hypotheses per sentence for which another thread pays
 T = TypeVar("T")
 
 Progress = Callable[[int], object]  # called with the number of sentences just finished
@@ -57,22 +58,25 @@ class Translation:
     """One translation of one line."""
 
     text: str
-    score: float  # log-probability over its length penalty, with a coverage penalty; of search=mbr: mean utility
-    log_prob: float  # natural logarithm
-    source_tokens: list[str]  # pieces, </s> last
-    tokens: list[str]  # pieces, </s> last
-    alignment: NDArray[np.float32] | None  # (T, S) attention, a row for each of `tokens`; None without attention
-    token_log_probs: list[float]  # of each of `tokens`, which sum to log_prob
+    # With search=beam, log_prob over its length penalty, plus the coverage score; with search=mbr, the mean utility.
+    # Otherwise log_prob itself.
+    score: float
+    log_prob: float  # natural logarithm of the probability of all `tokens`
+    source_tokens: list[str]  # pieces of the source, </s> last
+    tokens: list[str]  # pieces of the translation, </s> last
+    alignment: NDArray[np.float32] | None  # (T, S) attention weights, a row for each token; None without attention
+    token_log_probs: list[float]  # log-probability of each token; they sum to log_prob
 
     def word_alignment(self) -> str:
-        """Link each target word to the source word it attends to most, as Pharaoh links separated by spaces."""
+        """Link each target word to the source word that it attends to most: Pharaoh links, separated by spaces. The
+        string is empty without attention."""
         if self.alignment is None:
             return ""
         return format_pharaoh(attention_to_links(self.alignment, self.tokens, self.source_tokens))
 
     def word_weights(self) -> dict[str, Any] | None:
-        """Return source words, target words ("</s>" last) and the attention between them in whole percent, a row for
-        each target word. None without attention."""
+        """Return the words of both sides ("</s>" last) and the attention weights between them in whole percent, with a
+        row for each target word; None without attention."""
         if self.alignment is None:
             return None
         weights = merge_to_words(self.alignment, self.tokens, self.source_tokens)
@@ -80,7 +84,7 @@ class Translation:
         return {"source": words(self.source_tokens), "target": words(self.tokens), "weights": percents}
 
     def plot(self, title: str | None = None) -> "Figure":
-        """Draw the attention as a heatmap with a row for each token; a notebook shows it. Raises UserError without
+        """Draw the attention weights as a heatmap, titled with the translation by default. Raises UserError without
         attention."""
         if self.alignment is None:
             raise UserError("the model has no attention to draw")
@@ -89,8 +93,8 @@ class Translation:
         return draw_alignment(self.alignment, self.source_tokens, self.tokens, self.text if title is None else title)
 
     def _repr_html_(self) -> str:
-        """Show the translation in a notebook, with the attention between words as a table: hovering a cell names its
-        words and their weight."""
+        """Return HTML for a notebook: the translation, and a table of the attention between words. Each cell's tooltip
+        names the two words and their weight."""
         heading, weights = f"<p><b>{html.escape(self.text)}</b></p>", self.word_weights()
         if weights is None:
             return heading
@@ -110,7 +114,7 @@ class Translation:
 
 
 def make_search(settings: schema.Search) -> Search[Any]:
-    """Build the search of a section of the configuration."""
+    """Build the search method that the configuration's section `search` describes."""
     match settings:
         case schema.Beam():
             return BeamSearch(settings)
@@ -136,7 +140,7 @@ class Translator:
         group: ProcessGroup | None = None,
         shortlist: "Shortlist | None" = None,
     ) -> None:
-        """group: the processes that translate the same lines and share the work, by default this process alone."""
+        """group: the processes that translate the same lines and share the work, by default only this process."""
         self.group = group or ProcessGroup()
         self.model, self.tokenizers, self.machine, self.seed = model, tokenizers, machine, seed
         self.shortlist = shortlist
@@ -158,11 +162,12 @@ class Translator:
         group: ProcessGroup | None = None,
         shortlist: str | None = None,
     ) -> Self:
-        """Load a run's model, or the ensemble of several runs. None stands for the (first) run's own setting.
+        """Load the model of one run, or the ensemble of several runs. Where device, precision, threads or seed is None,
+        the setting of the (first) run holds.
 
-        `search` holds values that replace the run's own, such as {"beam_size": 10} or {"kind": "greedy"}. shortlist:
-        "auto" or a file, see nmt.translate.shortlist; by default searches use the whole vocabulary. Raises UserError
-        if a run cannot be loaded or if the runs do not share their tokenizers.
+        `search` has values that replace those of the run, such as {"beam_size": 10} or {"kind": "greedy"}. shortlist:
+        "auto" or a file, see nmt.translate.shortlist; by default a search may use the whole vocabulary. Raises
+        UserError if a run cannot be loaded or if the runs have different tokenizers.
         """
         directories = [RunDirectory.existing(path) for path in ([run] if isinstance(run, str | Path) else run)]
         if not directories:
@@ -191,24 +196,24 @@ class Translator:
         return self.model.models[0]
 
     def use_search(self, settings: schema.Search) -> None:
-        """Search with these settings from now on. Raises UserError if the model lacks what they need."""
+        """Search with these settings from now on. Raises UserError if they need an attention that the model lacks."""
         penalty = getattr(settings, "coverage_penalty", 0)
         if penalty and not self.model.attends:
             raise UserError(f"search.coverage_penalty={penalty}: the run has no attention; set it to 0")
         self.settings, self.method = settings, make_search(settings)
 
     def with_search(self, settings: schema.Search) -> Self:
-        """Return a translator with other search settings, which shares the model."""
+        """Return a copy of this translator with other search settings. Both share the model."""
         other = copy(self)
         other.use_search(settings)
         return other
 
     def reseed(self) -> None:
-        """Sample the next line as the first one: a sample depends on the seed and on the line's number since then."""
+        """Number the lines from 0 again. A sample depends on the seed and on the number of its line."""
         self._translated = 0
 
     def translate(self, lines: Sequence[str], **controls: Unpack[Controls]) -> list[Translation]:
-        """Return the best translation of each line; controls: see `translate_nbest`."""
+        """Return the best translation of each line. controls: see `translate_nbest`."""
         return [nbest[0] for nbest in self.translate_nbest(lines, 1, **controls)]
 
     def translate_nbest(
@@ -222,8 +227,8 @@ class Translator:
         """Return the n best translations of each line, best first. Warnings number the lines from `first_line`.
 
         controls: `attend`, `prefix`, `prefixes`, `constraints`, `glossary`, `forbidden`, see
-        nmt.translate.guidance.Controls. The translation is empty for an empty line, or if no hypothesis has a
-        probability above 0. Raises UserError if the search cannot return n translations, or cannot be guided so.
+        nmt.translate.guidance.Controls. A line has an empty translation if it is empty itself, or if no hypothesis has
+        a probability above 0. Raises UserError if the search cannot return n translations or follow the controls.
         """
         self.method.check_nbest(n)
         if self.model.training:
@@ -257,9 +262,9 @@ class Translator:
         *,
         attend: Attend | None = None,
     ) -> list[Translation]:
-        """Score existing translations by forced decoding: their log-probability and attention.
+        """Compute the score, log-probability and attention of existing translations by forced decoding.
 
-        Both sides are truncated to search.max_source_length. `first_line` is the first line's number in warnings;
+        Both sides are truncated to search.max_source_length tokens. Warnings number the lines from `first_line`.
         attend: see nmt.translate.guidance.Controls.
         """
         source_ids, source_pieces = self.encode(sources, first_line)
@@ -270,7 +275,8 @@ class Translator:
         def score_batch(indices: Sequence[int]) -> list[Translation]:
             pairs = [source_ids[i] for i in indices], [target_ids[i] for i in indices]
             hypotheses = self._force(*pairs, guidance)
-            # The given text and its pieces, not <unk>, so that the word alignment counts each unknown word.
+            # Keep the given text and its pieces. Decoded tokens have <unk> for unknown words, and the word alignment
+            # could not count these.
             return [
                 replace(self.translation(source_pieces[i], hypothesis), text=targets[i], tokens=target_pieces[i])
                 for i, hypothesis in zip(indices, hypotheses, strict=True)
@@ -284,7 +290,7 @@ class Translator:
         return [results[i] for i in range(len(sources))]
 
     def _force(self, sources: list[list[int]], targets: list[list[int]], guidance: Guidance) -> list[Hypothesis]:
-        """Score target tokens as the search would."""
+        """Force the decoder to generate each source's target tokens, and score them as the search method would."""
         batch = collate(sources, targets, self.tokenizers, np.arange(len(sources))).to(self.machine.device)
         pad, steering = self.tokenizers.target.pad, guidance.steering(batch.lengths.tolist(), self.machine.device)
         with self.machine.autocast():
@@ -305,20 +311,23 @@ class Translator:
         run: Callable[[Sequence[list[int]]], Iterator[list[T]]],
         progress: Progress | None,
     ) -> dict[int, T]:
-        """Share batches of indices among the processes; returns the result of each index."""
+        """Share batches of sentence indices among the processes, and return the result of each index.
+
+        run: takes the batches of this process, and yields for each batch the results of its sentences.
+        """
         with torch.no_grad(), evaluation_mode(self.model):
             results = run(self.group.share(batches))
             merged = self.group.merge(_counted(results, progress, self.group.size))
         return dict(zip(chain.from_iterable(batches), chain.from_iterable(merged), strict=True))
 
     def encode(self, lines: Sequence[str], first_line: int = 1) -> tuple[list[list[int]], list[list[str]]]:
-        """Encode source lines into token ids and pieces, truncated to search.max_source_length."""
+        """Encode source lines into token ids and pieces, at most search.max_source_length of each line."""
         if isinstance(lines, str):
             raise TypeError("a list of lines is expected, not one string")
         return encode_lines(self.tokenizers.source, lines, self.settings.max_source_length, "line", first_line)
 
     def translation(self, source_pieces: list[str], hypothesis: Hypothesis) -> Translation:
-        """Make the translation of a source, given as pieces, from a hypothesis."""
+        """Decode a hypothesis into a translation of the source that has these pieces."""
         target, tokens = self.tokenizers.target, hypothesis.tokens
         pieces, text, alignment = target.pieces(tokens), target.decode(tokens), None
         if hypothesis.attention is not None:
@@ -329,16 +338,17 @@ class Translator:
         return Translation(text, *scores, source_pieces, pieces, alignment, hypothesis.token_log_probs)
 
     def limit(self, length: int) -> int:
-        """Return the maximum number of tokens, with </s>, of the translation of `length` source tokens."""
+        """Return the maximum number of tokens, including </s>, in a translation of `length` source tokens."""
         return min(self.settings.max_length, int(self.settings.max_ratio * length) + EXTRA_TOKENS)
 
     @cached_property
     def boundary(self) -> Flags:
-        """Return `Tokenizer.boundary` of the target tokens."""
+        """Mark the target tokens that do not continue a word: bool (V,), see `Tokenizer.boundary`."""
         return self.tokenizers.target.boundary()
 
     def _workers(self) -> int:
-        """Return the number of threads that search batches. On a CPU this is faster than to share small products."""
+        """Return how many batches are searched at the same time, each in its own thread. For small batches on a CPU,
+        this is faster than to use all threads in every matrix product."""
         if self.machine.device.type != "cpu":
             return 1
         return max(1, min(torch.get_num_threads(), self.settings.batch_tokens // MIN_THREAD_TOKENS))
@@ -351,10 +361,11 @@ class Translator:
         constraints: Sequence[Sequence[Sequence[int]]] = (),
         n: int = 1,
     ) -> Iterator[list[int]]:
-        """Divide sentences into batches of indices, longest first for little padding; `workers` batches share
-        search.batch_tokens, in a search for the n best translations.
+        """Divide sentences into batches of sentence indices. The longest come first, so that there is little padding.
 
-        Sentences without tokens are left out unless `with_empty`. Sentences with constraints are in separate batches.
+        search.batch_tokens limits source tokens x hypotheses per sentence in a search for the n best translations; the
+        `workers` batches that are searched at the same time share it. Sentences without tokens are left out unless
+        `with_empty`. Sentences with constraints are not mixed with others in a batch.
         """
         order = [i for i in range(len(sources)) if with_empty or len(sources[i]) > 1]
         order.sort(key=lambda i: -len(sources[i]))
@@ -370,9 +381,9 @@ class Translator:
     def _search_batches(
         self, batches: Sequence[list[int]], sources: Sequence[list[int]], first: int, n: int, guidance: Guidance
     ) -> Iterator[list[list[Hypothesis]]]:
-        """Search each batch of indices, for the hypotheses of its sentences as `Search.__call__` returns them.
+        """Search each batch of sentence indices, and yield what `Search.__call__` returns for it.
 
-        first: the number of sentence 0, on which samples depend.
+        first: the line number of sentence 0, see `reseed`.
         """
         threads, workers = torch.get_num_threads(), self._workers()
 
@@ -395,32 +406,33 @@ class Translator:
             yield from pool.map(search_batch, batches)
         finally:
             pool.shutdown(cancel_futures=True)
-            torch.set_num_threads(threads)  # some libraries share one setting among all threads
+            torch.set_num_threads(threads)  # with some libraries, the pool has changed it for all threads
 
     def _threads(self, batches: Sequence[list[int]], sources: Sequence[list[int]], n: int, most: int) -> int:
-        """Return the number of threads for the products of one batch at a time: few sentences are slower on several."""
+        """Return how many threads, of `most`, share each matrix product when one batch is searched at a time. Small
+        batches are slower on several threads."""
         if self.machine.device.type != "cpu":
             return most
         longest = max((len(sources[i]) * len(batch) for batch in batches for i in batch), default=0)
         return max(1, min(most, longest * self.method.width(n) // MIN_THREAD_TOKENS))
 
     def tree(self, source: list[int], n: int, guidance: Guidance) -> tuple[list[Hypothesis], list[list[Node]]]:
-        """Return the n best hypotheses of one sentence and the steps of their beam search. Raises UserError if there is
-        no beam."""
+        """Return the n best hypotheses of one sentence and the candidates of each step of the beam search. Raises
+        UserError if the search method has no beam."""
         with self._batch([0], [source], 0, guidance) as batch:
             (nbest,), steps = self.method.tree(batch, n)
         return nbest, steps
 
     def invalidate_prepared(self) -> None:
-        """Prepare the model again for the next search, as its parameters may have changed: fused optimizers leave no
-        trace."""
+        """Discard the prepared model, because its parameters may have changed. `PreparedModels` does not notice the
+        updates of fused optimizers."""
         self._prepared.clear()
 
     @contextmanager
     def _batch(
         self, indices: Sequence[int], all_sources: Sequence[list[int]], first: int, guidance: Guidance
     ) -> Iterator[SearchBatch[Any]]:
-        """Encode the sentences of these indices, the longest first, to be searched within this context."""
+        """Enter a context in which the sentences with these indices, longest first, are encoded and can be searched."""
         model, device, target = self._prepared.get(self.method.beam_size), self.machine.device, self.tokenizers.target
         sources = [all_sources[i] for i in indices]
         lengths = [len(ids) for ids in sources]
@@ -438,7 +450,8 @@ class Translator:
         forbidden = guidance.forbidden
         if forbidden is not None:
             symbols = symbols._replace(banned=(*symbols.banned, *forbidden.always))
-        with torch.no_grad(), self.machine.autocast(), loop():  # scores keep what they compute from the keys
+        # Within `loop`, attention scores compute once what depends on the keys alone.
+        with torch.no_grad(), self.machine.autocast(), loop():
             source = pad_sequence([torch.tensor(ids) for ids in sources], True, self.tokenizers.source.pad).to(device)
             vocabulary = () if shortlist is None else (torch.from_numpy(shortlist).to(device),)
             state: Any = model.encode(source, torch.tensor(lengths), *vocabulary)
@@ -457,7 +470,7 @@ class Translator:
             )
 
     def _limits(self, lengths: Sequence[int], prefixes: Sequence[Sequence[int]]) -> Limits:
-        """Return the limits of sentences with these numbers of source tokens."""
+        """Return the length limits for sentences of these numbers of source tokens."""
         most = [self.limit(length) for length in lengths]
         if prefixes:
             most = [max(length, len(prefix) + 1) for length, prefix in zip(most, prefixes, strict=True)]
@@ -465,13 +478,13 @@ class Translator:
 
 
 def _within(symbols: Symbols, shortlist: Ids) -> Symbols:
-    """Return the positions of special tokens in a shortlist."""
+    """Replace special tokens by their positions in a shortlist."""
     bos, eos = np.searchsorted(shortlist, (symbols.bos, symbols.eos)).tolist()
     return Symbols(bos, eos, tuple(np.flatnonzero(np.isin(shortlist, symbols.banned)).tolist()))
 
 
 def _counted(batches: Iterable[list[T]], progress: Progress | None, processes: int) -> Iterator[list[T]]:
-    """Report the progress of all processes, of which the others are about as far as this one."""
+    """Yield each batch, then report its size times the number of processes, because all advance about equally."""
     for batch in batches:
         yield batch
         if progress is not None:
