@@ -27,7 +27,7 @@ from nmt.config.compose import config_dir
 from nmt.config.errors import UserError, format_value, printable, quoted, user_path
 from nmt.system.processes import local_rank, rank
 
-MAX_MESSAGE = 500  # characters
+MAX_MESSAGE = 500  # characters of a line of an error message; longer lines are cut
 STOPPED = 128  # the exit status of a command that signal N stopped is STOPPED + N
 # System errors that a user can cause: closed pipes and streams, full disks, missing permissions, unsuitable paths.
 USER_ERRNOS = {
@@ -49,18 +49,20 @@ def run_command(
 ) -> NoReturn:
     """Compose configs/<command>.yaml with the arguments of the command line, check it, call `task`, exit.
 
-    `task` takes the typed config and the list of overrides, and returns the exit status (None: 0). `sweep` is the
-    module nmt.cli.sweep if the command can run several jobs. `run_dir` takes the place of hydra.run.dir, so that Hydra
-    creates no other directory.
+    `task` takes the typed config and the list of overrides, and returns the exit status, or None for 0. `sweep` is the
+    module nmt.cli.sweep if the command can run several jobs. `run_dir` replaces hydra.run.dir, so that Hydra creates no
+    other directory. `arguments` replaces sys.argv[1:].
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # characters that its encoding lacks
+        sys.stdout.reconfigure(errors="backslashreplace")  # escape characters that its encoding lacks
     debug = bool(os.environ.get("HYDRA_FULL_ERROR"))
     os.environ["HYDRA_FULL_ERROR"] = "1"  # otherwise Hydra prints exceptions itself
     log_to_stream(sys.stderr)
-    warnings.filterwarnings("error", category=UserWarning, module=r"hydra\.")  # such as a missing search path
+    # Hydra only warns of mistakes such as a missing search path: raise an error instead.
+    warnings.filterwarnings("error", category=UserWarning, module=r"hydra\.")
     arguments = sys.argv[1:] if arguments is None else arguments
-    outcomes: list[int | Exception | None] = []  # of the job, of what failed around it, of the sweep
+    # Exit status or error of the job (None while it runs), of Hydra around the job, and of the sweep's report.
+    outcomes: list[int | Exception | None] = []
     named = [value_of(argument) for argument in arguments if argument.startswith("hydra.run.dir=")]
     is_new = not (named and user_path(named[-1]).exists())
     job = _job(command, schema, task, sweep, debug, outcomes, is_new)
@@ -68,19 +70,20 @@ def run_command(
         try:
             _start_hydra(command, schema, job, run_dir, arguments)
         except Exception as error:
-            if debug or outcomes:  # a bug
+            if debug or outcomes:  # a job has begun, which catches its user's errors: this one is a bug
                 raise
             if isinstance(error, OSError) and error.errno is not None and error.filename is None:
-                error.filename = "standard output"  # to which Hydra prints --help and the like
-            outcomes.append(error)  # of the command line or a launcher: jobs report their own errors
+                error.filename = "standard output"  # Hydra prints --help and similar texts there
+            outcomes.append(error)  # an error in the command line or in a launcher
         if sweep is not None:
             outcomes.append(attempt(sweep.finish, debug))
     except KeyboardInterrupt:
         print(f"nmt-{command}: interrupted", file=sys.stderr)
         outcomes = [STOPPED + signal.SIGINT]
-    except SystemExit as exit_:  # after --help and the like, or from a sweep
+    except SystemExit as exit_:  # after --help or a similar option, or from a sweep
         outcomes = [int(exit_.code or 0)]
-    if unwritten := write(sys.stdout, "", "standard output"):  # perhaps the error that ended the command
+    # The same error may have ended the command: list it once.
+    if unwritten := write(sys.stdout, "", "standard output"):
         outcomes = [unwritten, *(outcome for outcome in outcomes if getattr(outcome, "errno", None) != unwritten.errno)]
     _exit(outcomes, command)
 
@@ -94,9 +97,10 @@ def _job(
     outcomes: list[int | Exception | None],
     is_new: bool,
 ) -> Callable[[DictConfig], Any]:
-    """Return the function that Hydra calls for each job. A single job appends its outcome, None while it runs.
+    """Return the function that Hydra calls for each job.
 
-    is_new: was there no folder at hydra.run.dir= before Hydra created it?
+    Outside a sweep, the function appends the job's outcome to `outcomes`: None while the job runs, then its exit status
+    or error. `is_new` is False if a folder existed at hydra.run.dir= before Hydra started.
     """
 
     def job(config: DictConfig) -> Any:  # noqa: ANN401
@@ -134,7 +138,10 @@ def _start_hydra(
 
 
 def attempt(work: Callable[[], int], debug: bool) -> int | Exception:
-    """Return the exit status of a job, or the user's error: Hydra would print its own message."""
+    """Call `work`, and return its exit status or the error, if it is one that a user can cause.
+
+    Raises all other errors, and with `debug` all errors.
+    """
     try:
         return work()
     except (UserError, OmegaConfBaseException, OSError) as error:
@@ -151,7 +158,11 @@ def attempt(work: Callable[[], int], debug: bool) -> int | Exception:
 
 
 def report(error: Exception, command: str) -> None:
-    """Print an error in one line. Rank 0 prints what all processes of a group meet."""
+    """Print an error, in one line for each problem.
+
+    Before processes join a group, all meet the same error: only local rank 0 prints it. Only rank 0 prints that another
+    process has failed.
+    """
     name = f"nmt-{command}" if rank() == 0 else f"nmt-{command}, process {rank()}"
     if rank() and ((local_rank() and not joined()) or type(error).__name__ == "OtherProcessFailed"):
         return
@@ -164,11 +175,11 @@ def _exit(outcomes: list[int | Exception | None], command: str) -> NoReturn:
     errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
     status = 2 if errors else max((outcome for outcome in outcomes if isinstance(outcome, int)), default=0)
     if errors and any(isinstance(error, BrokenPipeError) for error in (errors[0], errors[0].__cause__)):
-        status = 0  # the reader has left, as in `nmt-translate ... | head`
+        status = 0  # the reader of the output has ended, as in `nmt-translate ... | head`
     else:
         for error in errors:
             report(error, command)
-    if errors and joined():  # the threads of a group that an error has ended would abort an orderly exit
+    if errors and joined():  # after an error, the group's threads would abort an orderly exit
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
@@ -177,13 +188,16 @@ def _exit(outcomes: list[int | Exception | None], command: str) -> NoReturn:
 
 
 def joined() -> bool:
-    """Has this process joined a group, within which errors are exchanged?"""
+    """Has this process joined a group, whose members tell each other of errors?"""
     distributed = sys.modules.get("torch.distributed")
     return distributed is not None and bool(distributed.is_initialized())
 
 
 def _remove_empty_directories() -> None:
-    """Remove the directory that Hydra has created for a new run, if it is empty, and the folders of its date."""
+    """Remove the directory that Hydra has created for a new run, if it is empty, and its empty parents (of the date).
+
+    Keeps folders that the user has named.
+    """
     config = HydraConfig.get()
     words = [*job_overrides(config), *job_overrides(config, "hydra")]
     with contextlib.suppress(OSError):
@@ -194,7 +208,7 @@ def _remove_empty_directories() -> None:
 
 
 def write(stream: IO[AnyStr], content: AnyStr, name: str) -> OSError | None:
-    """Write to a stream and flush it. Returns the error, if any, with the stream's name.
+    """Write to a stream and flush it. Returns the error, if any, with `name` as its file name.
 
     After an error, redirects the stream to /dev/null: otherwise the interpreter would flush it at exit and fail again.
     """
@@ -220,7 +234,7 @@ def log_to_stream(stream: Any) -> None:  # noqa: ANN401
     """Send the package's log messages to this stream only."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(_Printable("%(message)s"))
-    # A filter, because tqdm's handler copies filters but no level.
+    # Use a filter instead of a level: the handler that tqdm puts in place copies only filters.
     level = logging.INFO if rank() == 0 else logging.CRITICAL  # only rank 0 logs
     handler.addFilter(lambda record: record.levelno >= level)
     logger = logging.getLogger("nmt")
@@ -243,8 +257,9 @@ def choices() -> dict[str, str]:
 def output_folder(output: str, marker: str, content: str, option: str = "output=") -> Iterator[Path]:
     """Create the folder `output` if it is missing. If the body raises, remove new folders that are empty.
 
-    Raises UserError if the folder cannot be created or written, or if it holds files but not `marker`, by which an
-    earlier result is recognised. In messages, `option` names the argument and `content` the kind of result.
+    Raises UserError if the folder cannot be created or written, or if it holds files other than an earlier result.
+    The file `marker` shows that it holds one. In messages, `option` names the argument and `content` the kind of
+    result.
     """
     folder = user_path(output)
     if any(path.exists() and not path.is_dir() for path in (folder, *folder.parents)):

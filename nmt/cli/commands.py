@@ -1,4 +1,4 @@
-"""nmt-evaluate, nmt-compare, nmt-serve and nmt-export: what each checks before the work, and what it prints."""
+"""The commands nmt-evaluate, nmt-compare, nmt-serve and nmt-export: checks before the work, and printed results."""
 
 import ipaddress
 import json
@@ -107,7 +107,7 @@ def _evaluate(config: schema.EvaluateConfig, overrides: list[str]) -> None:
 
 
 def run_score_settings(config: schema.EvaluateConfig, trained: schema.TrainConfig) -> "ScoreSettings":
-    """Return the run's settings, with those that the command changes. Raises UserError."""
+    """Return the score settings of a run, with the values that the command line replaces. Raises UserError."""
     from nmt.evaluate.evaluation import score_settings
 
     changes = {"tokenize": config.tokenize, "lowercase": config.lowercase}
@@ -128,8 +128,10 @@ def _check_writable(run: "RunDirectory", name: str) -> None:
 
 
 def changed_settings(config: schema.EvaluateConfig, trained: schema.TrainConfig, precision: str | None) -> str:
-    """Return the settings that differ from those of training, for the names of files and results. The run was trained
-    in `precision`."""
+    """Return the settings that differ from those of training, such as "seed-2_beam_size-10", to name files and results.
+
+    `precision` is the precision of training.
+    """
     before = {"checkpoint": "best", "seed": trained.seed, "precision": precision, "shortlist": None}
     before |= {**trained.evaluation.model_dump(), **trained.search.model_dump()}
     names = ("checkpoint", "seed", "precision", "shortlist", "tokenize", "lowercase")
@@ -190,7 +192,7 @@ def _serve(config: schema.ServeConfig, overrides: list[str]) -> None:
         from nmt.system.machine import fair_waiting, tune_memory
 
     tune_memory()
-    listening = listen(config.host, config.port)  # before models are loaded, which takes longer
+    listening = listen(config.host, config.port)  # first, so that a port in use is reported before models are loaded
     limits = config.limits
     with listening, fair_waiting():
         models = load_models(config.run, config.load_arguments, limits.beam_size)
@@ -213,9 +215,9 @@ def _serve(config: schema.ServeConfig, overrides: list[str]) -> None:
 
 
 def _token(config: schema.ServeConfig) -> str | None:
-    """Return the token without white space around it, which HTTP drops.
+    """Return the token that clients must send, without surrounding white space, which HTTP drops; None without a token.
 
-    Raises UserError if no client could send it, or if other machines could use a service without one.
+    Raises UserError if no client could send the token, or if other machines could use the service without a token.
     """
     if setting := config.token or os.environ.get(TOKEN):
         token = setting.strip()
@@ -259,7 +261,7 @@ def _export(config: schema.ExportConfig, overrides: list[str]) -> None:
         held_out=config.held_out,
         half=config.precision == "fp16",
     )
-    _check_file(config, file)  # the model may have taken a while to load
+    _check_file(config, file)  # again: another process may have created the file while the model was loading
     write_archive(file, packed)
     print(f"archive: {os.path.relpath(file)} ({file.stat().st_size / 1e6:,.1f} MB)")
 

@@ -28,7 +28,7 @@ from nmt.config.schema.data import Data
 from nmt.config.schema.model import SizeThresholds
 from nmt.system.processes import agreed
 
-DRY_RUN = "--dry-run"  # of nmt-train; Hydra does not see it
+DRY_RUN = "--dry-run"  # option of nmt-train, which removes it from the arguments that Hydra gets
 SWEEP_KEYS = ("hydra.sweep.", "hydra.launcher", "hydra.sweeper", "hydra/launcher", "hydra/sweeper")
 TEXT_KEYS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.job.name")
 T = TypeVar("T", bound=BaseModel)
@@ -38,10 +38,10 @@ log = logging.getLogger(__name__)
 def compose(
     command: str, schema: type[T], overrides: Sequence[str], auto_size: str | None = None
 ) -> tuple[T, dict[str, str]]:
-    """Compose and check the configuration of a command, without a command line; Hydra keeps no state of it.
+    """Compose and check the configuration of a command from overrides, without changing Hydra's global state.
 
     size=auto becomes `auto_size`, by default the size for the corpus. Returns the configuration and the choice of each
-    group. Raises UserError with the command's own message.
+    group. Raises UserError with the message that the command would print.
     """
     overrides = with_texts_quoted(overrides, schema)
     for override in check(overrides, command):
@@ -67,7 +67,7 @@ def job_config(schema: type[T], config: DictConfig, command: str) -> T:
     if _has_automatic_size(config):
         size = _size_for_corpus(config)
         with read_write(job):
-            job.runtime.choices["size"] = size  # which the run records
+            job.runtime.choices["size"] = size  # the run records its choices
         searched = [word for word in job_overrides(job, "hydra") if word.startswith("hydra.searchpath=")]
         config = hydra.compose(command, [*searched, *without_size(overrides), f"size={size}"])
     return _typed(schema, config, overrides)
@@ -80,13 +80,13 @@ def choices(hydra_config: Any) -> dict[str, str]:  # noqa: ANN401
 
 
 def job_overrides(hydra_config: Any, node: str = "task") -> list[str]:  # noqa: ANN401
-    """Return a job's overrides, or Hydra's own with node="hydra", without resolving interpolations in them."""
+    """Return a job's overrides, with node="hydra" those of Hydra's own keys; interpolations in them stay unresolved."""
     overrides: list[str] = OmegaConf.to_container(hydra_config.overrides[node], resolve=False)  # type: ignore[assignment]
     return overrides
 
 
 def without_size(overrides: Sequence[str]) -> list[str]:
-    """Return the overrides without those of size=auto."""
+    """Return the overrides without size= and size.thresholds."""
     return [override for override in overrides if not override.lstrip("+~").startswith(("size=", "size.thresholds"))]
 
 
@@ -120,7 +120,7 @@ def _size_for_corpus(config: DictConfig) -> str:
 
 
 def argument_parser(command: str) -> ArgumentParser:
-    """Return Hydra's parser of options, which raises UserError instead of printing its usage, with our version."""
+    """Return Hydra's parser of options, but with our version, and with UserError instead of a printed usage."""
     parser: ArgumentParser = get_args_parser()
     options = [option for action in parser._actions for option in action.option_strings]
 
@@ -138,7 +138,7 @@ def argument_parser(command: str) -> ArgumentParser:
 def parse_arguments(
     parser: ArgumentParser, arguments: Sequence[str], schema: type[BaseModel], command: str
 ) -> Namespace:
-    """Parse a command line into Hydra's options, with `overrides` as Hydra has to read them.
+    """Parse a command line into Hydra's options. The texts in their `overrides` are quoted for Hydra.
 
     Raises UserError for arguments that cannot work or would have no effect.
     """
@@ -205,8 +205,10 @@ def _warn_of_repeated(overrides: Sequence[Override]) -> None:
 
 
 def with_texts_quoted(overrides: Sequence[str], schema: type[BaseModel]) -> list[str]:
-    """Return the overrides with the home directory in place of ~, which a shell expands only at the start of a word,
-    and with paths, names and choices quoted that Hydra would read as a number or a truth value (2024_01, nan)."""
+    """Return the overrides with ~ expanded, and with texts quoted that Hydra would read as a number or truth value.
+
+    A shell expands ~ only at the start of a word, not after `=`. Texts are paths, names and choices: 2024_01, nan.
+    """
     keys = {*text_keys(schema), *TEXT_KEYS}
     return [_with_text_quoted(override, keys) for override in overrides]
 
@@ -221,7 +223,7 @@ def _with_text_quoted(override: str, keys: Collection[str]) -> str:
 
 
 def value_of(override: str) -> str:
-    """Return the text after the =, unquoted as Hydra does."""
+    """Return the value of an override as text, without the quotes that Hydra would remove."""
     text = override.partition("=")[2]
     with suppress(HydraException, ValueError):
         value = OverridesParser.create().parse_override(override).value()
@@ -230,7 +232,10 @@ def value_of(override: str) -> str:
 
 
 def _run_dir(run: str | None, new: str) -> str:
-    """Return the directory of the run to resume, else `new`. Raises UserError before Hydra creates anything."""
+    """Return the directory of the run to resume, or `new` if `run` is None.
+
+    Raises UserError if that directory does not exist, before Hydra creates anything.
+    """
     if run is None:
         return agreed("run directory", new)
     path = user_path(run)
@@ -247,12 +252,12 @@ def _run_dir(run: str | None, new: str) -> str:
 
 
 def _for_several(run: str | list[str] | None, folder: str) -> str | None:
-    """Return `folder` for the results of several runs together or of an archive, None for those of one run."""
+    """Return `folder` for the results of several runs or of an archive, None for one run, which stores its results."""
     runs = [run] if run is None or isinstance(run, str) else run
     return folder if len(runs) > 1 or any(user_path(str(name)).is_file() for name in runs) else None
 
 
-# Functions that YAML files call. Registered at import: a launcher's worker process imports modules but runs no `main`.
+# Register the functions that YAML files call at import: a launcher's worker process imports modules but runs no `main`.
 OmegaConf.register_new_resolver("run_dir", _run_dir, replace=True)
 OmegaConf.register_new_resolver("for_several", _for_several, replace=True)
 OmegaConf.register_new_resolver("choices", help.all_choices, replace=True)

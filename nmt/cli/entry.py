@@ -9,32 +9,32 @@ from typing import NoReturn
 
 
 def train() -> None:
-    """nmt-train: train, evaluate, draw alignments."""
+    """Run nmt-train: train a model, evaluate it and draw its alignments."""
     _run("train", "nmt.cli.train", "main")
 
 
 def translate() -> None:
-    """nmt-translate: a filter from standard input to standard output."""
+    """Run nmt-translate: translate standard input to standard output."""
     _run("translate", "nmt.cli.translate", "main")
 
 
 def evaluate() -> None:
-    """nmt-evaluate: score a trained run, or an ensemble, on a split of its corpus."""
+    """Run nmt-evaluate: score a trained run, or an ensemble, on a split of its corpus."""
     _run("evaluate", "nmt.cli.commands", "evaluate")
 
 
 def compare() -> None:
-    """nmt-compare: rank systems, test their differences for significance, show where they differ."""
+    """Run nmt-compare: rank systems, test their differences for significance, show where they differ."""
     _run("compare", "nmt.cli.commands", "compare")
 
 
 def serve() -> None:
-    """nmt-serve: a page and a service for trained models."""
+    """Run nmt-serve: serve a page and a web service for trained models."""
     _run("serve", "nmt.cli.commands", "serve")
 
 
 def export() -> None:
-    """nmt-export: pack a trained model into one file."""
+    """Run nmt-export: pack a trained model into one file."""
     _run("export", "nmt.cli.commands", "export")
 
 
@@ -46,7 +46,7 @@ def _run(command: str, module: str, name: str) -> None:
 
 @contextmanager
 def exit_at_ctrl_c(command: str) -> Iterator[None]:
-    """During imports, end the process at Ctrl-C: some modules would swallow KeyboardInterrupt, others would abort."""
+    """End the process at Ctrl-C during imports: some modules would swallow KeyboardInterrupt, others would abort."""
     before = signal.getsignal(signal.SIGINT)
     if before != signal.SIG_IGN:
         signal.signal(signal.SIGINT, lambda *_: _exit(command))

@@ -14,15 +14,15 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from nmt.config.compose import config_dir, flatten
 from nmt.config.errors import UserError, format_value, nearest, nearest_key, removed
 
-COLUMN, WIDTH = 28, 128  # of a comment's start, of a line's end
+COLUMN, WIDTH = 28, 128  # column in which a comment starts, and length of the longest line
 MAX_LINE = 60  # characters; the comment of a longer line starts below it
-RECIPES = "experiment"  # the group whose folders hold choices, not parts
+RECIPES = "experiment"  # the only group whose subfolders hold choices; elsewhere a subfolder is a group of its own
 # Keys that size=auto sets from the corpus, and the keys that override them.
 SET_BY_SIZE = {"size.lr": "optimizer.lr", "size.vocab_size": "tokenizer.vocab_size"}
 
 
 def config_files(command: str) -> list[tuple[Path, str]]:
-    """List all YAML files of a command, also of choices that are not selected, each with the prefix of its keys."""
+    """List all YAML files of a command with the prefix of their keys, including choices that are not selected."""
     roots = [config_dir() / command, *(sorted(config_dir().iterdir()) if command == "train" else [])]
     roots += [config_dir() / "search"] if command in {"evaluate", "translate", "serve"} else []
     files = [(config_dir() / f"{command}.yaml", "")]
@@ -38,7 +38,7 @@ def key_prefix(path: Path) -> str:
 
 
 def choices_of(group: str, command: str) -> list[str]:
-    """List the choices of a group. Those of `experiment` may lie in folders, such as papers/luong_2015_table_4."""
+    """List the choices of a group. Choices of `experiment` may lie in subfolders: papers/luong_2015_table_4."""
     folder = config_dir() / group
     paths = folder.rglob("[!_]*.yaml") if group == RECIPES else folder.glob("[!_]*.yaml")
     names = sorted(path.relative_to(folder).with_suffix("").as_posix() for path in paths)
@@ -46,7 +46,7 @@ def choices_of(group: str, command: str) -> list[str]:
 
 
 def known_keys(command: str) -> list[str]:
-    """List all keys, sections and groups of a command, also those of choices that are not selected."""
+    """List all keys, sections and groups of a command, including those of choices that are not selected."""
     files = config_files(command)
     keys = [key for path, prefix in files for key in _keys_of(path, prefix)]
     sections = {key.rpartition(".")[0] for key in keys}
@@ -66,7 +66,7 @@ def _keys_of(path: Path, prefix: str) -> list[str]:
 
 
 def all_choices() -> str:
-    """Write one line per group of nmt-train, for --help."""
+    """List the choices of each group of nmt-train, one line for a group, for --help; an OmegaConf resolver."""
     folders = sorted(path for path in config_dir().rglob("*") if path.is_dir())
     groups = [_group(folder) for folder in folders]
     choices = {group: choices_of(group, "train") for group in groups if group.partition("/")[0] != "hydra"}
@@ -74,9 +74,9 @@ def all_choices() -> str:
 
 
 def values(*, _root_: DictConfig) -> str:
-    """Write the composed values as YAML with comments, for --help; an OmegaConf resolver.
+    """Format the composed values as YAML with comments, for --help; an OmegaConf resolver.
 
-    `$` is doubled because Hydra substitutes in the result. OmegaConf passes the whole configuration as `_root_`.
+    `$` is doubled, because Hydra reads the result as a template. OmegaConf passes the whole configuration as `_root_`.
     """
     job = OmegaConf.masked_copy(_root_, [str(key) for key in _root_ if key != "hydra"])
     text = OmegaConf.to_yaml(job, resolve="--resolve" in sys.argv)
@@ -93,7 +93,7 @@ def values(*, _root_: DictConfig) -> str:
 
 
 def _comments(command: str, choices: dict[str, str]) -> dict[str, str]:
-    """Collect the comment of each key; the file of the selected choice takes precedence."""
+    """Collect the comment of each key. If several files comment a key, that of the selected choice is used."""
     comments: dict[str, str] = {}
     for path, prefix in config_files(command):
         comments |= _comments_in(path, prefix, above=False)  # a comment above a key may describe another choice
@@ -106,7 +106,7 @@ def _comments(command: str, choices: dict[str, str]) -> dict[str, str]:
 
 
 def _comments_in(path: Path, prefix: str, above: bool) -> dict[str, str]:
-    """Collect the comments in one file: those beside values and, if `above`, those above keys."""
+    """Collect the comments in one file: comments beside values and, if `above`, comments above keys."""
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines()
     comments = {}
@@ -125,7 +125,7 @@ def _comments_in(path: Path, prefix: str, above: bool) -> dict[str, str]:
 
 
 def _comment_lines(lines: list[str], column: int) -> list[str]:
-    """Return the leading lines that hold only a comment starting in this column."""
+    """Return the first lines up to one that is not a comment starting in this column."""
     return [*takewhile(lambda line: line.startswith(f"{'':{column}}#"), lines)]
 
 
@@ -141,7 +141,7 @@ def _nodes(text: str) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
 
 
 def explain(error: Exception, command: str) -> str:
-    """Word an error: one line per problem, with the key and the nearest valid name."""
+    """Explain an error to the user: one line for each problem, with the key and the nearest valid name."""
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, OSError) and error.strerror:
@@ -219,7 +219,7 @@ def _unknown_choice(match: re.Match[str], command: str) -> str | None:
     return f"{group}={choice}: not one of {', '.join(choices)}{nearest(choice, choices)}" if choices else None
 
 
-# Patterns in the messages of Hydra and OmegaConf.
+# Patterns in the messages of Hydra and OmegaConf, and functions that word the explanation from the match.
 EXPLANATIONS: dict[str, Callable[[re.Match[str], str], str | None]] = {
     r"UserError raised while resolving interpolation: (.*)|UserError\(['\"](.*)['\"]\)$": _user_error,
     r"hydra_plugins\.hydra_(\w+)_launcher": _missing_launcher,
