@@ -1,4 +1,4 @@
-"""A command in several processes of this machine, by torch's elastic launcher: what processes=N does."""
+"""Run a command in several processes of this machine by torch's elastic launcher, as processes=N asks."""
 
 import logging
 import os
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 
 SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
-WORK, ERROR = "work.pickle", "error.pickle"  # files of a launch: what to run, and why rank 0 failed
+WORK, ERROR = "work.pickle", "error.pickle"  # files in the folder of a launch: what to run, and the error of rank 0
 CRASHED, REPORTED = 1, 2  # exit status after a traceback, and after an error in one line
-SECONDS_TO_EXPLAIN = 10.0  # for rank 0, after the error of another process
-SECONDS_TO_SAVE = 600  # after a signal, for the update or validation in progress and the checkpoint
+SECONDS_TO_EXPLAIN = 10.0  # in which rank 0 can write its error, after the error of another process
+SECONDS_TO_SAVE = 600  # from a signal until a process is killed: it ends the update or validation and saves
 S = TypeVar("S", bound=SavedRunCommand)
 
 
 def in_processes(count: int, command: str, job: Callable[..., int | None], *arguments: object) -> int:
     """Run `job(*arguments)` of a command in `count` processes, which share the standard streams.
 
-    They are programs of their own: one that fails ends, which closes its connections and so ends the others. Returns
-    the exit status. Raises the error of rank 0, or UserError if a process was lost.
+    Each process is a new Python program. When one fails, its end closes its connections, which ends the others as well.
+    Returns the exit status. Raises the error of rank 0, or UserError if another process failed or was killed.
     """
     with tempfile.TemporaryDirectory(prefix="nmt-processes-") as folder:
         Path(folder, WORK).write_bytes(pickle.dumps(sys.path) + pickle.dumps((command, job, arguments)))
@@ -47,7 +47,7 @@ def in_processes(count: int, command: str, job: Callable[..., int | None], *argu
             return failure
         if (error := Path(folder, ERROR)).exists():
             raise pickle.loads(error.read_bytes())
-        if failure.exitcode > STOPPED:  # a signal to this process alone stopped the group
+        if failure.exitcode > STOPPED:  # a signal to a single process stopped the group
             return int(failure.exitcode)
         if failure.exitcode == REPORTED:
             raise UserError("a process failed, as printed above")
@@ -57,7 +57,7 @@ def in_processes(count: int, command: str, job: Callable[..., int | None], *argu
 
 
 def run() -> NoReturn:
-    """Be one of the processes that `in_processes` starts."""
+    """Run as one of the processes that `in_processes` starts: do the work in the folder sys.argv[1], and exit."""
     folder = Path(sys.argv[1])
     with (folder / WORK).open("rb") as file:
         sys.path[:] = pickle.load(file)
@@ -77,11 +77,12 @@ def run() -> NoReturn:
             error = outcome if isinstance(outcome, OSError) else UserError(explain(outcome, command))
             try:
                 write_atomically(folder / ERROR, pickle.dumps(error))
-            except OSError:  # the folder for temporary files is full, too
+            except OSError:  # the disk of the temporary folder is full
                 report(outcome, command)
         else:
             report(outcome, command)
-            deadline = time.monotonic() + SECONDS_TO_EXPLAIN  # the launcher ends rank 0 when this process has ended
+            # Wait until rank 0 has written its error: the launcher ends rank 0 when this process ends.
+            deadline = time.monotonic() + SECONDS_TO_EXPLAIN
             while not (folder / ERROR).exists() and time.monotonic() < deadline:
                 time.sleep(0.05)
         outcome = REPORTED
@@ -94,7 +95,7 @@ def run() -> NoReturn:
 
 
 def shared_by_processes(command: str, task: Callable[[S, list[str]], None]) -> Callable[[S, list[str]], int]:
-    """Return the task of a command that runs in config.processes processes, which share the work."""
+    """Wrap a command's task: config.processes processes then run it together and share the work."""
 
     def work(config: S, overrides: list[str]) -> int:
         if config.processes == 1:
@@ -108,17 +109,18 @@ def shared_by_processes(command: str, task: Callable[[S, list[str]], None]) -> C
 
 
 def _launch(processes: int, folder: str) -> "int | ProcessFailure":
-    """Call `run` in several processes, whose work stands in `folder`, until all have ended. They also end when this
-    process is killed.
+    """Call `run` in several processes on the work in `folder`, and wait until all have ended.
 
-    Returns the exit status, or the first failure of a process.
+    Returns the exit status, or the first failure of a process. The processes also end when this one is killed.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    options = {field.name for field in fields(LaunchConfig)}  # some are newer than the oldest torch we support
-    handled = [name for name in SIGNALS if signal.getsignal(getattr(signal, name)) != signal.SIG_IGN]  # under nohup
+    options = {field.name for field in fields(LaunchConfig)}
+    # Signals that this process ignores, such as SIGHUP under nohup, stay ignored.
+    handled = [name for name in SIGNALS if signal.getsignal(getattr(signal, name)) != signal.SIG_IGN]
+    # The oldest torch that we support lacks these options.
     newer = {"signals_to_handle": ",".join(handled), "shutdown_timeout": SECONDS_TO_SAVE}
     settings = LaunchConfig(
         min_nodes=1,
@@ -131,10 +133,10 @@ def _launch(processes: int, folder: str) -> "int | ProcessFailure":
         logs_specs=DefaultLogsSpecs(log_dir=folder),
         **{name: value for name, value in newer.items() if name in options},  # type: ignore[arg-type]
     )
-    for name in logging.root.manager.loggerDict:  # they would announce signals and failures themselves
+    for name in logging.root.manager.loggerDict:  # torch's loggers would announce signals and failures in their words
         if name.startswith("torch.distributed"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-    threads = max(1, cores() // processes)  # of each process, unless the user has set their number
+    threads = max(1, cores() // processes)  # of each process, unless the user has set OMP_NUM_THREADS
     start = (
         f"import os; os.environ.setdefault('OMP_NUM_THREADS', '{threads}');"
         f"from nmt.system.processes import end_with; end_with({os.getpid()});"
@@ -152,11 +154,11 @@ def _launch(processes: int, folder: str) -> "int | ProcessFailure":
 
 @contextmanager
 def _own_handlers() -> Iterator[None]:
-    """Restore the handlers of signals after this context: torch leaves its own behind."""
+    """Restore this process's signal handlers after the context: torch would leave its handlers in place."""
     before = {number: signal.getsignal(number) for number in (getattr(signal, name) for name in SIGNALS)}
     try:
         yield
     finally:
         for number, handler in before.items():
-            if handler is not None:  # one that was not set from Python
+            if handler is not None:  # None stands for a handler that was not set from Python
                 signal.signal(number, handler)

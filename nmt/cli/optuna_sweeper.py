@@ -1,4 +1,4 @@
-"""A sweeper that searches: Optuna (Akiba et al. 2019) proposes each trial from the results so far, and prunes trials.
+"""A sweeper that searches: Optuna (Akiba et al. 2019) proposes each trial from earlier results, and prunes trials.
 
 Hydra's own Optuna plugin is limited to Optuna 2, cannot resume a search and cannot prune.
 """
@@ -31,9 +31,9 @@ from nmt.config.schema.base import Count, CountOrZero, Section
 from nmt.config.schema.training import LOWER_IS_BETTER
 from nmt.system.run import PRUNED, RunDirectory
 
-JOURNAL = "optuna.journal"  # Optuna's storage, in the sweep's directory
+JOURNAL = "optuna.journal"  # file in the sweep's directory in which Optuna stores the trials
 STUDY = "sweep"
-STEPS_PER_EPOCH = 1000  # Optuna counts in whole numbers
+STEPS_PER_EPOCH = 1000  # Optuna counts steps in whole numbers: they are thousandths of an epoch
 log = logging.getLogger(__name__)
 
 
@@ -48,15 +48,15 @@ class Settings(Section):
 
 
 class OptunaSweeper(Sweeper):
-    """Runs `n_trials` trials to optimise the validation score (`validation.monitor`). Started again, it resumes."""
+    """Runs `n_trials` trials to optimise the validation score `validation.monitor`; resumes an interrupted search."""
 
     def __init__(self, params: Mapping[str, str] | None, **values: object) -> None:
-        """params: overrides, as on the command line. values: those of Settings. Raises UserError."""
+        """Check the settings: `params` are overrides by key, `values` the fields of `Settings`. Raises UserError."""
         self.settings: Settings = validated_union(Settings, values, "hydra.sweeper")
         self.params = params or {}
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Called by Hydra."""
+        """Keep what a sweep needs; Hydra calls this before `sweep`."""
         self._config, self._loader = config, hydra_context.config_loader
         self._directory = Path(config.hydra.sweep.dir)
         self._launcher = Plugins.instance().instantiate_launcher(
@@ -64,7 +64,7 @@ class OptunaSweeper(Sweeper):
         )
 
     def sweep(self, arguments: list[str]) -> None:
-        """Called by Hydra with the overrides from the command line."""
+        """Run the search; Hydra calls this with the overrides from the command line."""
         optuna = _optuna()
         overrides = [*(f"{key}={value}" for key, value in self.params.items()), *arguments]
         parsed = OverridesParser.create(self._loader).parse_overrides(overrides)
@@ -85,7 +85,8 @@ class OptunaSweeper(Sweeper):
         self._check_same_search(study, {"monitor": monitor, "fixed": sorted(self._fixed), "space": distributions})
         self._resume(study, space)
         while missing := max(0, self.settings.n_trials - len(study.trials)):
-            # Seeded by the number of trials: with one job at a time, an interrupted search makes the same proposals.
+            # The number of trials enters the seed: an interrupted search proposes the same as one without a break, if
+            # its jobs run one at a time.
             study.sampler = SAMPLERS[self.settings.sampler](
                 seed=self._config.seed + len(study.trials), startup_trials=self.settings.startup_trials
             )
@@ -96,7 +97,7 @@ class OptunaSweeper(Sweeper):
             log.info("\nbest trial: %d, validation %s %.4f, with %s", best.number, monitor, best.value, values)
 
     def _check_same_search(self, study: Any, search: dict[str, Any]) -> None:  # noqa: ANN401
-        """Raises UserError if the study belongs to another search."""
+        """Store the search in a new study. Raises UserError if the study belongs to another search."""
         saved = study.user_attrs.get("search")
         if saved is None:
             study.set_user_attr("search", search)
@@ -107,13 +108,13 @@ class OptunaSweeper(Sweeper):
             )
 
     def _resume(self, study: Any, space: Mapping[str, Any]) -> None:  # noqa: ANN401
-        """Finish the trials of a search that was killed."""
+        """Finish the trials that were running when the search was killed."""
         states = _optuna().trial.TrialState
         complete = []
         for trial in study.get_trials(states=[states.RUNNING]):
             if trial.params.keys() == space.keys():
                 complete.append(trial)
-            else:  # killed while Optuna wrote the trial
+            else:  # the search was killed while Optuna wrote the trial
                 study.tell(trial.number, state=states.FAIL)
         for start in range(0, len(complete), self._parallel_trials()):
             self._launch(study, complete[start : start + self._parallel_trials()])
@@ -123,7 +124,7 @@ class OptunaSweeper(Sweeper):
         return self.settings.n_jobs or (jobs if jobs > 0 else os.cpu_count() or 1)
 
     def _launch(self, study: Any, trials: Sequence[Any]) -> None:  # noqa: ANN401
-        """Run trials, each in the directory named by its number, and report their scores to Optuna."""
+        """Run trials, each in a directory named by the trial's number, and report their scores to Optuna."""
         states = _optuna().trial.TrialState
         jobs = {}
         for trial in trials:
@@ -140,7 +141,7 @@ class OptunaSweeper(Sweeper):
             for number, result in zip(numbers, results, strict=True):
                 assert result.hydra_cfg is not None
                 run = RunDirectory(result.hydra_cfg.hydra.runtime.output_dir)
-                score = result.return_value  # of nmt.cli.sweep.run_job
+                score = result.return_value  # score, None or name of a signal, from nmt.cli.sweep.run_job
                 if isinstance(score, str):
                     log.warning("trial %d was stopped by %s; start the search again to resume it", number, score)
                 elif score is None:
@@ -152,13 +153,13 @@ class OptunaSweeper(Sweeper):
 
 
 def _consecutive(numbers: Iterable[int]) -> Iterator[list[int]]:
-    """Group consecutive numbers: a launcher numbers its jobs upwards from the first."""
+    """Yield groups of consecutive numbers: a launcher takes the number of its first job, and counts up from there."""
     for _, group in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
         yield [number for _, number in group]
 
 
 def _register() -> None:
-    """Hydra accepts sweepers only from modules in the namespace hydra_plugins: register this module there."""
+    """Register this module in the namespace hydra_plugins: Hydra accepts sweepers only from modules there."""
     try:
         import hydra_plugins
     except ImportError:  # no other plugin is installed
@@ -175,15 +176,15 @@ _register()
 
 @dataclass
 class TrialObserver:
-    """Reports validations of a job to Optuna. It opens the study where it is called, so that any process can use it."""
+    """Reports the validations of a job to Optuna, from any process: the first call opens the study."""
 
-    directory: Path  # of the search
+    directory: Path  # directory of the search
     job: int
     pruner: str
     startup_trials: int
 
     def __call__(self, epochs: float, score: float) -> bool:
-        """Report a validation. Returns whether to prune."""
+        """Report a validation score after so many epochs. Returns True if Optuna wants to prune the trial."""
         trial, reported = self._trial
         step = round(STEPS_PER_EPOCH * epochs)
         if step not in reported:  # a resumed trial has reported earlier steps already
@@ -200,7 +201,7 @@ class TrialObserver:
 
 
 def observer() -> TrialObserver | None:
-    """Return what reports the validations of a search's job to Optuna, None for any other job."""
+    """Return the observer of this job if it belongs to a search, else None."""
     hydra = HydraConfig.get()
     if not hydra.sweeper._target_.endswith(".OptunaSweeper"):
         return None

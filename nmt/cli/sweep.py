@@ -1,4 +1,4 @@
-"""Sweeps: a directory for each job, named by its values; a failed job is recorded there and the others continue."""
+"""Sweeps: each job has a directory named by its values. A failure is recorded there, and the other jobs continue."""
 
 import hashlib
 import io
@@ -34,11 +34,12 @@ from nmt.system.processes import cores, end_with, join_cluster, rank
 from nmt.system.run import ERROR, LOCK, SWEEP, RunDirectory, read_json
 
 MAX_WAIT = 30.0  # seconds for a run to save and stop
-MAX_VALUE, MAX_NAME = 40, 200  # characters of a value and of all in a directory's name
-COUNT = "NMT_SWEEP_JOBS"  # the number of jobs: an environment variable, so that worker processes inherit it
-PARENT = os.getppid()  # in a worker, the process of the sweep
+MAX_VALUE, MAX_NAME = 40, 200  # characters of one value, and of the whole name of a job's directory
+COUNT = "NMT_SWEEP_JOBS"  # environment variable with the number of jobs, which worker processes inherit
+PARENT = os.getppid()  # process id; in a worker process, that of the sweep
 BUSY = threading.Event()  # set while this process runs a job
-_started: list[tuple[Path, bool]] = []  # directory of the sweep in progress, and whether the sweep has created it
+# Directory of the sweep in progress, and whether the sweep has created it; empty in worker processes.
+_started: list[tuple[Path, bool]] = []
 log = logging.getLogger(__name__)
 observer = optuna_sweeper.observer
 
@@ -47,7 +48,7 @@ class NameJobs(Callback):
     """Prepares a sweep: Hydra calls this before the first job (configs/train.yaml, hydra.callbacks)."""
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:  # noqa: ANN401
-        """Check and mark the sweep's directory, and name each job's by the values that the sweep varies."""
+        """Check and mark the sweep's directory, and name each job's directory by the values that the sweep varies."""
         directory = Path(config.hydra.sweep.dir)
         if config.hydra.launcher.get("n_jobs") and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
             signal.signal(signal.SIGINT, partial(_interrupt_after_saving, directory))
@@ -56,7 +57,7 @@ class NameJobs(Callback):
             log.error("nmt-train: error: %s", reason)  # Hydra would turn an exception into a warning
             sys.exit(2)
         _started[:] = [(directory, not directory.exists())]
-        with suppress(OSError):  # Hydra creates the directory too, and reports an error
+        with suppress(OSError):  # Hydra creates the directory as well, and reports the error
             directory.mkdir(parents=True, exist_ok=True)
             mark_sweep(directory, 0 if config.hydra.sweeper.get("n_trials") else count)
         os.environ[COUNT] = str(config.hydra.sweeper.get("n_trials") or count)
@@ -64,13 +65,13 @@ class NameJobs(Callback):
         named = any(override.lstrip("+").startswith("hydra.sweep.subdir=") for override in hydra_overrides)
         if varied and not named and config.hydra.sweeper._target_.endswith(".BasicSweeper"):
             name = f"${{job_name:${{hydra.overrides.task}},{','.join(varied)}}}"
-            with open_dict(config):  # Hydra composes each job from these overrides
+            with open_dict(config):  # Hydra composes the configuration of each job from these overrides
                 config.hydra.overrides.hydra.append(f"hydra.sweep.subdir='{name}'")
 
 
 def _interrupt_after_saving(sweep: Path, *_: object) -> None:
-    """At Ctrl-C, wait until the workers have saved checkpoints: the launcher kills them at KeyboardInterrupt."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C does not wait
+    """At Ctrl-C, wait until the workers have saved checkpoints: at KeyboardInterrupt, the launcher kills them."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C ends the waiting
     if not BUSY.is_set():
         for lock in list(sweep.rglob(LOCK)):
             RunDirectory(lock.parent).wait_until_free(MAX_WAIT)
@@ -78,7 +79,7 @@ def _interrupt_after_saving(sweep: Path, *_: object) -> None:
 
 
 def _refusal(config: DictConfig, directory: Path, varied: list[str], count: int) -> str | None:
-    """Return why this sweep cannot run, None if it can."""
+    """Return the reason why this sweep cannot run, or None if it can."""
     if DRY_RUN in sys.argv:
         return f"{DRY_RUN}: tries a single run, but this is a sweep; give each key one value, without -m"
     if directory.is_dir() and any(directory.iterdir()) and not (directory / SWEEP).is_file():
@@ -102,16 +103,18 @@ def _varied(config: DictConfig) -> tuple[list[str], int]:
     """Return the keys that take several values in this sweep, and the number of combinations."""
     overrides = [f"{key}={value}" for key, value in (config.hydra.sweeper.get("params") or {}).items()]
     overrides += job_overrides(config.hydra)
-    parser = OverridesParser.create(GlobalHydra.instance().config_loader())  # which knows the choices for glob(...)
+    parser = OverridesParser.create(
+        GlobalHydra.instance().config_loader()
+    )  # the loader knows the choices for glob(...)
     parsed = {override.get_key_element().lstrip("+"): override for override in parser.parse_overrides(overrides)}
     varied = {key: override for key, override in parsed.items() if override.is_sweep_override()}
     discrete = [override for override in varied.values() if override.is_discrete_sweep()]
-    keys = sorted(varied, key=lambda key: (key == "seed", "." in key))  # groups first, the seed last
+    keys = sorted(varied, key=lambda key: (key == "seed", "." in key))  # groups first, the seed at the end
     return keys, math.prod(len(list(override.sweep_string_iterator())) for override in discrete)
 
 
 def job_name(overrides: list[str] | ListConfig, *varied: str) -> str:
-    """Return a directory name such as attention-bahdanau_lr-0.003, without characters that need quoting.
+    """Return a directory name such as attention-bahdanau_lr-0.003, without characters that a shell needs quoted.
 
     If characters are omitted, a hash is appended, so that names stay distinct.
     """
@@ -153,7 +156,7 @@ def refuse_sweep_options() -> None:
 
 
 def job_threads() -> int | None:
-    """Return CPU threads per job, so that parallel jobs share the cores, or None for PyTorch's default."""
+    """Return the number of CPU threads with which parallel jobs share the cores, or None for PyTorch's default."""
     launcher = HydraConfig.get().launcher
     jobs: int | None = launcher.get("n_jobs")
     if jobs is not None:
@@ -163,13 +166,14 @@ def job_threads() -> int | None:
 
 
 def run_job(work: Callable[[], int], command: str) -> Any:  # noqa: ANN401
-    """Run one job of a sweep. An error is recorded in its directory, and the sweep continues.
+    """Run one job of a sweep. An error is recorded in the job's directory, and the sweep continues.
 
-    Returns a result for the sweeper: the best validation score, None after an error, a signal's name after a signal.
+    Returns a result for the sweeper: the best validation score, None after an error, or the name of the signal that
+    stopped the job.
     """
     join_cluster()
     directory = output_dir()
-    in_worker = not _started  # with n_jobs=1 the parallel launcher starts no worker
+    in_worker = not _started  # jobs run in the sweep's own process without the parallel launcher, and with n_jobs=1
     if rank() == 0:
         (directory / ERROR).unlink(missing_ok=True)
     with _running(directory.name, in_worker):
@@ -195,20 +199,24 @@ def run_job(work: Callable[[], int], command: str) -> Any:  # noqa: ANN401
 
 
 def best_score(run: RunDirectory) -> float | None:
-    """Return the best validation score of a finished run, by what it monitored (`validation.monitor`)."""
+    """Return the best validation score of a finished run, as measured by its `validation.monitor`."""
     training: dict[str, Any] = read_json(run.manifest).get("training", {})
     return next((value for key, value in training.items() if key.startswith("best_") and key != "best_step"), None)
 
 
 @contextmanager
 def _running(name: str, in_worker: bool) -> Iterator[None]:
-    """Set BUSY. A worker also prefixes lines of standard error with the job's name, and ends when its sweep ends."""
+    """Set BUSY in the context. In a worker, also put the job's name before lines of standard error.
+
+    A worker ends when the process of its sweep has ended.
+    """
     stderr = sys.stderr
     BUSY.set()
     if in_worker:
-        sys.stderr = _Prefixed(stderr, name)  # no terminal: progress bars of several jobs would overwrite each other
+        # This stream is not a terminal, so that no progress bars are shown: those of several jobs would collide.
+        sys.stderr = _Prefixed(stderr, name)
         log_to_stream(sys.stderr)
-        if HydraConfig.get().launcher.get("n_jobs"):  # a worker on a cluster has another parent
+        if HydraConfig.get().launcher.get("n_jobs"):  # only the parallel launcher makes the sweep the worker's parent
             _watch_the_sweep()
     try:
         yield
@@ -225,7 +233,7 @@ def _watch_the_sweep() -> None:
 
 
 class _Prefixed(io.TextIOBase):
-    """A stream, not a terminal, that starts each line with a job's name."""
+    """A stream that begins each line by a job's name, and is not a terminal."""
 
     def __init__(self, stream: TextIO, name: str) -> None:
         self._stream, self._name = stream, name
