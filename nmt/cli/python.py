@@ -1,8 +1,8 @@
-"""Training, evaluation and comparison for programs and notebooks, in the words of the commands.
+"""Training, evaluation and comparison as functions, for programs and notebooks.
 
-Values are overrides as on the command line, such as "attention=luong_dot". Mistakes raise UserError with the command's
-message. Hydra keeps no state between calls. (`nmt.evaluate` and `nmt.compare` are packages, so evaluation is a method
-of a run, and the comparison of runs is `nmt.compare_runs`.)
+Arguments are overrides as on the command line, such as "attention=luong_dot". A mistake raises UserError with the
+command's message. Hydra keeps no state between calls. (`nmt.evaluate` and `nmt.compare` are packages: therefore
+evaluation is a method of a run, and the function that compares runs is `nmt.compare_runs`.)
 """
 
 import base64
@@ -35,7 +35,7 @@ SHOWN = ("bleu", "chrf", "ter", "aer")
 
 
 class Scores(dict[str, Any]):
-    """The scores of a run on one split, as nmt-evaluate prints them; a table in notebooks."""
+    """The scores of a run on one split, as nmt-evaluate prints them. A notebook shows them as a table."""
 
     def _repr_html_(self) -> str:
         return _table([{name: self[name] for name in SHOWN if self.get(name) is not None}])
@@ -43,7 +43,7 @@ class Scores(dict[str, Any]):
 
 @dataclass(frozen=True)
 class Run:
-    """A trained run; in notebooks, its scores and the first heatmap of its test set."""
+    """A trained run. A notebook shows its scores and the first heatmap of its test set."""
 
     path: Path
 
@@ -54,12 +54,12 @@ class Run:
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl: steps with what was logged at them, under names as in TensorBoard."""
+        """The records of metrics.jsonl, one for each logged step; values have the same names as in TensorBoard."""
         lines = RunDirectory(self.path).metrics.read_text(encoding="utf-8").splitlines()
         return [json.loads(line) for line in lines]
 
     def translator(self, checkpoint: str = "best") -> Translator:
-        """Load the model."""
+        """Load the model of a checkpoint, "best" or "last"."""
         return Translator.load(self.path, checkpoint=checkpoint)
 
     def evaluate(self, *overrides: str) -> Scores:
@@ -95,7 +95,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A comparison of runs; in notebooks, its table."""
+    """A comparison of runs. A notebook shows its table."""
 
     folder: Path
 
@@ -106,7 +106,7 @@ class Comparison:
 
     @property
     def values(self) -> dict[str, Any]:
-        """What comparison.json holds: docs/run.md describes it."""
+        """The content of comparison.json, which docs/run.md describes."""
         return read_json(self.folder / "comparison.json")
 
     def __str__(self) -> str:
@@ -119,11 +119,11 @@ class Comparison:
 def train(*overrides: str, data: str | Mapping[str, object] | None = None, directory: str | Path | None = None) -> Run:
     """Train and evaluate a model, like nmt-train, or with "run=DIR" resume a run.
 
-    data: a choice of the group, such as "demo", or values of the section, such as {"train": "corpus/train",
-    "validation": "corpus/valid"}, for files. directory: default outputs/train/DATE/TIME.
+    `data` is a choice of the group data, such as "demo", or the values of data=files, such as {"train": "corpus/train",
+    "validation": "corpus/valid"}. `directory` is that of the new run, by default outputs/train/DATE/TIME.
 
-    Raises UserError for a mistake, and KeyboardInterrupt once Ctrl-C has saved a checkpoint: call it again with
-    `run=DIR` to go on.
+    Raises UserError for a mistake. At Ctrl-C, saves a checkpoint and raises KeyboardInterrupt; call `train` again with
+    "run=DIR" to continue.
     """
     log_to_stream(sys.stderr)
     words = [*_data_overrides(data), *overrides]
@@ -147,7 +147,7 @@ def train(*overrides: str, data: str | Mapping[str, object] | None = None, direc
 def compare_runs(runs: Sequence[Run | str | Path], *overrides: str, output: str | Path | None = None) -> Comparison:
     """Rank runs and test their differences, like nmt-compare: `nmt.compare_runs(runs, "baseline=none")`.
 
-    output: folder of the tables and the page; default outputs/compare/DATE/TIME. Raises UserError.
+    `output` is the folder of the tables and the page, by default outputs/compare/DATE/TIME. Raises UserError.
     """
     log_to_stream(sys.stderr)
     paths = ",".join(quoted(run.path if isinstance(run, Run) else user_path(run)) for run in runs)
@@ -163,7 +163,7 @@ def compare_runs(runs: Sequence[Run | str | Path], *overrides: str, output: str 
 
 
 def _data_overrides(data: str | Mapping[str, object] | None) -> list[str]:
-    """Return the overrides for the argument `data` of `train`."""
+    """Convert the argument `data` of `train` to overrides."""
     if data is None:
         return []
     if isinstance(data, str):

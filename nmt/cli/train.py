@@ -1,4 +1,4 @@
-"""nmt-train: train, evaluate, draw alignments; with --dry-run, only find what would stop a run, and estimate it."""
+"""nmt-train: train, evaluate, draw alignments; with --dry-run, only find mistakes and estimate the cost of a run."""
 
 import logging
 import os
@@ -31,7 +31,8 @@ def main() -> None:
     arguments = [argument for argument in sys.argv[1:] if argument != DRY_RUN]
     keys = {argument.partition("=")[0]: argument for argument in arguments}
     run = value_of(keys["run"]) if "run" in keys else None
-    # Overrides of PATH_KEYS for a run to resume: its saved configuration has these keys, but Hydra's may lack them.
+    # For a run to resume, keep overrides of PATH_KEYS from Hydra: the run's saved configuration has these keys, but the
+    # one that Hydra composes may lack them.
     paths = []
     if run is not None and os.path.isfile(os.path.expanduser(f"{run}/config.yaml")) and not keys.keys() & PATH_GROUPS:
         paths = [argument for argument in arguments if argument.partition("=")[0] in PATH_KEYS]
@@ -46,7 +47,7 @@ def _train(config: TrainConfig, overrides: list[str], paths: list[str]) -> int:
     from nmt.data.prepare import fingerprint_of
     from nmt.system.run import FINISHED, PRUNED, RunDirectory
 
-    directory, chosen = output_dir(), {} if config.run else choices()  # those of a resumed run are its first start's
+    directory, chosen = output_dir(), {} if config.run else choices()  # a resumed run has recorded its choices already
     if started_in_group():
         _check_group(overrides)
     if sweep.sweeping():
@@ -62,8 +63,8 @@ def _train(config: TrainConfig, overrides: list[str], paths: list[str]) -> int:
     config = config.with_absolute_paths()
     run = RunDirectory(directory)
     run.check_contained()
-    # A run that a sweep pruned is complete for the sweep, but can be resumed as a single run. Its corpus is read last,
-    # since that may take long.
+    # A run that a sweep pruned is complete for the sweep, but can be resumed as a single run. `fingerprint_of` comes
+    # last, because it reads the corpus, which may take long.
     complete = run.status() in ({FINISHED, PRUNED} if sweep.sweeping() else {FINISHED})
     if complete and run.has_finished(config.model_dump(mode="json"), fingerprint_of(config.data, config.tokenizer)):
         log.info("already finished: skipped")
@@ -97,7 +98,7 @@ def _check_group(overrides: list[str]) -> None:
 
 
 def _print_next_steps(run: str) -> None:
-    """Print where the pictures are, the commands that look at the run and translate with it, and last its directory."""
+    """Print the folder of pictures, the commands to watch the run and to translate with it, and the run's directory."""
     commands = {
         name: name if shutil.which(name) else Path(sys.executable).with_name(name)
         for name in ("tensorboard", "nmt-translate")
@@ -111,7 +112,10 @@ def _print_next_steps(run: str) -> None:
 
 
 def resumed(config: TrainConfig, overrides: list[str], paths: list[str]) -> tuple[Path, TrainConfig]:
-    """Return the directory of the run to resume, and its saved configuration with the overrides that may change it."""
+    """Return the directory of the run to resume, and its saved configuration with the overrides applied.
+
+    `paths` are overrides of PATH_KEYS. Raises UserError for an override of a key that may not change.
+    """
     from nmt.system.run import RunDirectory
 
     run = RunDirectory.existing(str(config.run))
@@ -137,8 +141,8 @@ def resumed(config: TrainConfig, overrides: list[str], paths: list[str]) -> tupl
 
 
 def _main_of_dry_run(arguments: list[str]) -> None:
-    """Work in a temporary directory, which only SIGKILL leaves behind."""
-    with exit_at_ctrl_c("train"):  # an interrupted import ends the process, without removing anything
+    """Do a dry run in a temporary directory, which is removed unless SIGKILL ends the process."""
+    with exit_at_ctrl_c("train"):  # Ctrl-C during imports ends the process at once: the directory does not exist yet
         import nmt.training.job  # noqa: F401
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:
@@ -155,7 +159,7 @@ def _exit(number: int, _: object) -> NoReturn:
 
 
 def _dry_run(config: TrainConfig, overrides: list[str], named: str | None) -> int:
-    """Try what a run in the directory `named` would do. Hydra's directory is the temporary one."""
+    """Try what a run in the directory `named` would do, but write to Hydra's directory, which is temporary."""
     from nmt.system.run import RunDirectory
     from nmt.training.job import dry_run
 

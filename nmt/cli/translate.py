@@ -1,4 +1,4 @@
-"""nmt-translate: a filter from standard input to standard output."""
+"""nmt-translate: translate lines from standard input to standard output."""
 
 import os
 import select
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from nmt.translate.guidance import Controls
     from nmt.translate.translator import Translator
 
-MAX_CHARACTERS = 10_000_000  # in a buffer, regardless of buffer_lines
+MAX_CHARACTERS = 10_000_000  # above which a buffer is translated, even if it has fewer than buffer_lines lines
 CHUNK = 65_536  # bytes per read: the capacity of a pipe
 PAUSE = 0.02  # seconds to wait for a further line before translating those that have arrived
 BY_LINE = ("references", "constraints", "prefix")  # files whose line N belongs to line N of the input
-Item = tuple[str, Mapping[str, str]]  # a line of the input, and what belongs to it
+Item = tuple[str, Mapping[str, str]]  # a line of the input, and its lines in the files of BY_LINE, by key
 TAB = "\t"
 
 
@@ -65,7 +65,7 @@ def _translate(config: TranslateConfig, overrides: list[str]) -> None:
 
 
 def _check_alignments(config: TranslateConfig, name: str, translator: "Translator") -> None:
-    """Raises UserError if there will be no alignments, or if they would overwrite what the command reads or writes."""
+    """Raises UserError if the run has no alignments, or if their file is also the input, the output or another file."""
     if not translator.model.attends:
         raise UserError(f"alignments={name}: the run has no attention to align with")
     translator.method.check_nbest(config.nbest)
@@ -94,10 +94,9 @@ def answer(
     alignments: BinaryIO | None,
     common: "Controls",
 ) -> None:
-    """Translate the lines of each buffer, or score their references. All processes share the work; rank 0 reads and
-    writes.
+    """Translate the lines of each buffer, or score their references.
 
-    common: the controls of all lines.
+    All processes share the work; only rank 0 reads and writes. `common` holds the controls that apply to all lines.
     """
     done = 0
     for buffer in translator.group.from_main(buffers):
@@ -122,12 +121,12 @@ def answer(
 
 
 class LineReader:
-    """The lines of a stream, such as a pipe to which another program still writes. Only newlines end a line."""
+    """Reads lines from a stream, such as a pipe to which another program still writes. Only newlines end a line."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = cast(BufferedReader, stream)
         with suppress(OSError, ValueError):
-            os.set_blocking(stream.fileno(), True)  # otherwise nothing to read yet would look like the end
+            os.set_blocking(stream.fileno(), True)  # in a non-blocking stream, a pause would look like the end
         self._lines: deque[bytes] = deque()
         self._rest: list[bytes] = []  # the start of an incomplete line
         self._ended = False
@@ -163,9 +162,9 @@ class LineReader:
 
 
 def read_buffers(stream: BinaryIO, files: Mapping[str, BinaryIO], size: int, interactive: bool) -> Iterator[list[Item]]:
-    """Yield `size` lines of the input at a time, with their lines in the open files of BY_LINE.
+    """Yield buffers of `size` lines of the input, with their lines in the open files of BY_LINE.
 
-    Fewer if lines are very long, if the next one has not arrived yet, or one by one on a terminal.
+    A buffer has fewer lines if they are very long or if the next line has not arrived yet; on a terminal it has one.
     """
     reader = LineReader(stream)
     lines = _lines(reader, interactive)
@@ -187,7 +186,7 @@ def _buffers(items: Iterable[Item], size: int, has_next: Callable[[], bool]) -> 
 
 
 def _lines(reader: LineReader, interactive: bool) -> Iterator[str]:
-    """Yield the lines of the input, with a prompt on a terminal."""
+    """Yield the lines of the input; on a terminal, print a prompt before each."""
     prompt = "> " if interactive else ""
     print(prompt, end="", file=sys.stderr, flush=True)
     for line in user_lines("input", reader, strict=False):
@@ -197,9 +196,9 @@ def _lines(reader: LineReader, interactive: bool) -> Iterator[str]:
 
 
 def _write(group: "ProcessGroup", lines: list[str], links: list[str], alignments: BinaryIO | None) -> None:
-    """Write alignments, then translations: a reader of a translation finds its alignment already written.
+    """Write alignments, then translations: who reads a translation finds its alignment already written.
 
-    The other processes wait for the next lines, and learn of an error.
+    Only rank 0 calls this. Meanwhile the other ranks wait for the next buffer; `group.fail` tells them of an error.
     """
     outputs: list[tuple[BinaryIO, str, list[str]]] = [(sys.stdout.buffer, "standard output", lines)]
     if alignments is not None:
@@ -210,7 +209,7 @@ def _write(group: "ProcessGroup", lines: list[str], links: list[str], alignments
 
 
 def read_controls(glossary: str | None, forbidden: str | None) -> "Controls":
-    """Read the controls of all lines. Raises UserError for files that cannot be read, or are not in their format."""
+    """Read the controls that apply to all lines. Raises UserError if a file cannot be read or is malformed."""
     controls: Controls = {}
     if glossary is not None:
         controls["glossary"] = _glossary(f"glossary={glossary}", _lines_of_file("glossary", glossary))
@@ -225,9 +224,9 @@ def read_controls(glossary: str | None, forbidden: str | None) -> "Controls":
 
 
 def with_columns(sources: Iterable[str], files: Mapping[str, BinaryIO]) -> Iterator[Item]:
-    """Yield each line of the input with its lines in the open files, by their keys.
+    """Yield each line of the input with the same line of each open file, by the file's key.
 
-    Raises UserError if a file has more or fewer lines than the input, or is not in its format.
+    Raises UserError if a file has more or fewer lines than the input, or is malformed.
     """
     columns = [user_lines(f"{key}={file.name}", file, strict=key != "references") for key, file in files.items()]
     for number, (source, *values) in enumerate(zip_longest(sources, *columns), 1):
@@ -251,14 +250,14 @@ def with_columns(sources: Iterable[str], files: Mapping[str, BinaryIO]) -> Itera
 
 
 def from_terminal(lines: Iterable[str]) -> Iterator[Item]:
-    """Yield lines from a terminal: what follows a tab starts the translation."""
+    """Yield lines from a terminal: the text after a tab is the prefix of the translation."""
     for line in lines:
         source, _, prefix = line.partition(TAB)
         yield source, {"prefix": prefix.replace(TAB, " ")}
 
 
 def controls_of(items: Iterable[Item], common: "Controls") -> "Controls":
-    """Join the controls of some lines."""
+    """Join the controls that apply to all lines with the constraints and prefixes of these items."""
     constraints, prefixes = ([values.get(key, "") for _, values in items] for key in ("constraints", "prefix"))
     controls: Controls = {**common}
     if any(constraints):
