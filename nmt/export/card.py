@@ -1,4 +1,4 @@
-"""The model card: README.md of an archive, from the template `card.md`. It copies no text of the corpus."""
+"""The model card: README.md of an archive, from the template `card.md`. It contains no text of the corpus."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,9 +25,12 @@ def card(
     checkpoint: str,
     **values: object,
 ) -> str:
-    """Fill in the template. `manifest` and `results` are those of the archive, with scores by split; `values` are
-    further variables of the template: `pictures`, `chosen` (whether the user chose their sentences) and the `names` of
-    the files."""
+    """Fill in the template.
+
+    manifest, results: those of the archive, `results` with the scores of each split; values: further variables of the
+    template, which are `pictures`, `chosen` (whether the user chose the sentences of the pictures) and `names` (those
+    of all files in the archive).
+    """
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         undefined=StrictUndefined,

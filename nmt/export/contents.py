@@ -1,5 +1,5 @@
-"""Choose what of a run goes into an archive: nothing that is of use to this machine alone, and no text of the corpus
-unless the user asks for it."""
+"""Chooses which parts of a run go into an archive: nothing that is of use only on this machine, and no text of the
+corpus unless the user asks for it."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -23,16 +23,16 @@ from nmt.translate.shortlist import MAX_BYTES, SHORTLIST
 from nmt.translate.translator import Translation, Translator
 
 SPLITS = ("validation", "test")
-OF_DATA = ("content", "fingerprint", "languages", "lowercase", "vocabulary", "splits")  # in the manifest
-OF_START = ("overrides", "choices", "versions", "git", "machine", "start_from", "teachers")
-CACHE = "~/.cache/nmt"  # data.cache_dir of an archive
+OF_DATA = ("content", "fingerprint", "languages", "lowercase", "vocabulary", "splits")  # keys of the manifest's `data`
+OF_START = ("overrides", "choices", "versions", "git", "machine", "start_from", "teachers")  # keys of a start
+CACHE = "~/.cache/nmt"  # data.cache_dir in an archive
 
 
 class Picture(NamedTuple):
     """A heatmap and what it shows."""
 
     png: bytes
-    labelled: bool  # with the sentence's tokens; else with numbers
+    labelled: bool  # whether the axes show tokens; otherwise they show numbers
 
 
 def contents(
@@ -45,16 +45,17 @@ def contents(
     held_out: bool = False,
     half: bool = False,
 ) -> dict[str, bytes]:
-    """Collect the files of an archive called `file_name`, by name. Loads the model, which checks its weights.
+    """Collect the files of an archive called `file_name`: the name of each file and its bytes.
 
-    sentences: drawn as heatmaps; without any, one of the validation set, with numbers in place of its tokens unless
-    its corpus is the demo corpus or `held_out` packs its text. half: rounds the weights to 16 bits. Raises UserError.
+    sentences: drawn as heatmaps. If there are none, a sentence of the validation set is drawn, with numbers in place of
+    its tokens unless the corpus is the demo corpus or `held_out` packs the held-out text. half: round the parameters to
+    16 bits. Raises UserError if the run is damaged or lacks what is asked for.
     """
     config = load_config(run.config)
     translator = Translator.load(run.source, checkpoint=checkpoint, device="cpu", precision="fp32")
     pictures = _pictures(translator, run, config, sentences, held_out)
     weights, step = _weights(run, checkpoint, half)
-    suffix = "" if checkpoint == "best" else f".checkpoint-{checkpoint}"  # of results and translations
+    suffix = "" if checkpoint == "best" else f".checkpoint-{checkpoint}"  # in the names of results and translations
     recorded = read_json(run.results)
     results = {split: recorded[f"{split}{suffix}"] for split in SPLITS if f"{split}{suffix}" in recorded}
     parameters = sum(parameter.numel() for parameter in translator.model.parameters())
@@ -92,16 +93,16 @@ def contents(
 
 
 def shared_config(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy a run's configuration with only the last part of its paths; loading the model needs none of them."""
+    """Copy a run's configuration, with only the last part of each path: loading the model needs no paths."""
     shared: dict[str, Any] = with_paths(schema.TrainConfig, values, lambda path: Path(path).name or ".")
     shared["data"]["cache_dir"] = CACHE
     return shared
 
 
 def shared_manifest(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy what a manifest says of how the model was trained, with one start, which has the machine of the last one.
+    """Copy from a manifest how the model was trained, without paths, host names and warnings.
 
-    Paths, names of hosts and warnings are left out.
+    Of several starts of the run, only the first is kept, with the machine of the last.
     """
     starts = manifest.get("starts") or [{}]
     start = deepcopy({**starts[0], "machine": starts[-1].get("machine", {})})
@@ -117,13 +118,13 @@ def shared_manifest(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 def _names_a_place(override: str) -> bool:
     key, _, value = override.lstrip("+~").partition("=")
-    if key.startswith(("hydra", "tracking")) or value.startswith("{"):  # a section may hold paths
+    if key.startswith(("hydra", "tracking")) or value.startswith("{"):  # a whole section may contain paths
         return True
     return key in schema.PATH_KEYS | {"run", "data.corpora", "validation.comet_model"}
 
 
 def _weights(run: RunDirectory, checkpoint: str, half: bool) -> tuple[bytes, int]:
-    """Read the weights as safetensors, and the number of updates that made them."""
+    """Return the bytes of a safetensors file with the checkpoint's weights, and the number of its updates."""
     path = run.path / WEIGHTS if checkpoint == "best" else run.checkpoints / LAST
     state = read_checkpoint(path)
     step = int(state["step"])
@@ -159,7 +160,7 @@ def _pictures(
 
 
 def _typical(run: RunDirectory) -> list[str]:
-    """Choose the validation sentence of median length among those with words; none if the run has no such text."""
+    """Return the validation sentence of median length, blank ones aside, or an empty list if there is none."""
     try:
         sources, _, _ = run.held_out("validation")
     except UserError:
@@ -180,7 +181,7 @@ def _png(translation: Translation, sentence: str, labelled: bool) -> bytes:
 
 
 def _held_out(run: RunDirectory, suffix: str) -> dict[str, bytes]:
-    """Read the text of the held-out splits, with the run's translations and their alignments."""
+    """Read the text of the held-out splits, and the run's translations and alignments of it."""
     paths = {
         f"{folder}/{split}{ending}": run.path / folder / f"{split}{'' if folder == 'data' else suffix}{ending}"
         for split in SPLITS

@@ -37,7 +37,7 @@ from nmt.translate.search import (
 )
 
 CACHED_NUMBERS = 2**20  # a CPU computes this many log-probabilities at a time: 4 MiB, which fit its cache
-LEAST_COVERAGE = 1e-6  # less attention to a source token counts as this much, as the logarithm of 0 is -inf
+LEAST_COVERAGE = 1e-6  # lower limit of a source token's summed attention, whose logarithm is taken
 Fate = Literal["kept", "ended", "pruned"]
 
 

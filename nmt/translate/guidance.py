@@ -1,7 +1,7 @@
-"""What a user decides in translations, besides the search: first tokens, phrases that must or must not appear, where
-steps attend to.
+"""What a user controls in translations besides the search: how they start, which phrases must or must not appear, and
+where each step attends.
 
-`make_guidance` turns the user's text into tokens, which the search follows.
+`make_guidance` turns the user's text into tokens for the search.
 """
 
 import logging
@@ -22,30 +22,31 @@ if TYPE_CHECKING:
     from nmt.translate.translator import Translator
 
 log = logging.getLogger(__name__)
-ROUNDING = 1e-3  # of weights that sum to 1
-HYPHENS, JOINERS = "-\u2010\u2011", "_\u200c\u200d"  # join words, and the letters of a word
-WORDS = re.compile("w+(?:-w+)*|[-.]")  # in a text of the kinds of characters, see `_kind`
+ROUNDING = 1e-3  # given attention weights may sum to this much more than 1
+HYPHENS, JOINERS = "-\u2010\u2011", "_\u200c\u200d"  # characters that join words, or the letters of one word
+WORDS = re.compile("w+(?:-w+)*|[-.]")  # matches a word in a text of which `_kind` has replaced each character
 
 
 class Controls(TypedDict, total=False):
-    """What a user may decide in translations, besides the search. Phrases are whole words, and spelled as in the middle
-    of a sentence; "le chien" is one phrase. What cannot be met is left out, with a warning for each line."""
+    """What a user may control in translations besides the search. A phrase is one or several whole words, such as
+    "le chien", spelled as in the middle of a sentence. What a line cannot meet is left out, with a warning."""
 
     attend: Attend | None
-    """At these steps (from 0) of each translation the attention has weight 1 at this source position, or the given
-    weights (S,)."""
+    """Step -> the source position that has attention weight 1, or the weights of all positions. Both count from 0. The
+    other steps of each translation attend as usual."""
     prefix: str | Sequence[str]
     """The text, or the pieces, that each translation starts with."""
     prefixes: Sequence[str]
-    """The text that each translation starts with, one for each line, in place of `prefix`."""
+    """For each line, the text that its translation starts with; in place of `prefix`."""
     constraints: Sequence[Sequence[str]]
-    """The phrases that must appear in each translation, one list for each line. A phrase that is listed twice must
-    appear twice."""
+    """For each line, the phrases that must appear in its translation. A phrase that is listed twice must appear twice.
+    """
     glossary: Mapping[str, str]
-    """Source phrases, and what must appear in the translation wherever they occur in a line; of two that overlap, the
-    first, and of two that start together, the longer one."""
+    """Source phrase -> the phrase that must appear in the translation for each time that the source phrase occurs in
+    the line. Of source phrases that overlap, the first one counts; of those that start together, the longest one."""
     forbidden: Sequence[str]
-    """Phrases that must not appear in any translation, nor at the start of longer words if they are pieces of these."""
+    """Phrases that must not appear in any translation. This includes the start of a longer word, if a piece of the word
+    ends where the phrase does."""
 
 
 def make_guidance(
@@ -55,10 +56,10 @@ def make_guidance(
     controls: Controls,
     first_line: int = 1,
 ) -> Guidance:
-    """Return the guidance for the translation of these lines, given with their tokens.
+    """Encode the controls of these lines, whose tokens are `sources`.
 
-    Warnings number the lines from `first_line`. Raises UserError for controls that this search or model cannot respect
-    in any line.
+    Warnings number the lines from `first_line`. Raises UserError for controls that the search method or the model does
+    not support.
     """
     guidance = steer(translator, [source for source in sources if len(source) > 1], controls.get("attend"))
     if not controls.keys() - {"attend"}:
@@ -70,7 +71,7 @@ def make_guidance(
     wanted = [_counted(phrases) for phrases in controls.get("constraints") or [[]] * len(lines)]
     if pairs := controls.get("glossary"):
         glossary = _glossary(tuple(pairs.items()), tokenizers.source.lowercase)
-        # A phrase of both, the constraints and the glossary, counts as one.
+        # A phrase that constraints and glossary both name must appear as often as the one that names it more often.
         wanted = [counts | _counted(glossary.targets(line)) for counts, line in zip(wanted, lines, strict=True)]
     starts: Sequence[str | Sequence[str]] = controls.get("prefixes") or [controls.get("prefix", "")] * len(lines)
     prefixes, constraints = [], []
@@ -88,7 +89,7 @@ def make_guidance(
 
 
 def _check(controls: Controls, lines: int, translator: "Translator") -> None:
-    """Raise an error for controls of a wrong form, or that the search ignores."""
+    """Raise an error for controls of a wrong form, or that the search method does not support."""
     method, constraints, prefix = translator.method, controls.get("constraints") or [], controls.get("prefix", "")
     if (any(constraints) or controls.get("glossary")) and not method.takes_constraints:
         raise UserError(
@@ -113,13 +114,15 @@ def _encode(
     phrases: Mapping[str, int],
     forbidden: Forbidden | None,
 ) -> tuple[list[int], list[list[int]], list[str]]:
-    """Encode a line's prefix and its constraints, each as often as it must appear; what is impossible is left out, and
-    its reason returned."""
+    """Encode a line's prefix and its constraints, each as often as it must appear.
+
+    The third result says of each impossible prefix or constraint, which is left out, why it is impossible.
+    """
     target, limit = translator.tokenizers.target, translator.limit(len(source))
     if len(source) == 1:
         return [], [], ["its prefix and constraints, as the line is empty"] if start or phrases else []
     prefix, problems = prefix_tokens(target, start), []
-    # Pieces of a translation may hold <unk>.
+    # A prefix of pieces is not checked: it may come from another translation, with <unk>.
     if prefix and isinstance(start, str) and (problem := _problem(prefix, target, forbidden)):
         prefix, problems = [], [f"its prefix {_quoted(start)}, which {problem}"]
     room, constraints = max(0, limit - len(prefix) - 1), []
@@ -153,8 +156,8 @@ def _counted(phrases: Iterable[str]) -> Counter[str]:
 
 
 def steer(translator: "Translator", sources: Sequence[list[int]], attend: Attend | None) -> Guidance:
-    """Return the guidance that steers the attention to these sources, given as tokens. Raises UserError if that is
-    impossible."""
+    """Return the guidance that steers the attention in translations of these sources. Raises UserError if the model has
+    no attention or `attend` does not fit a source."""
     if not attend:
         return Guidance()
     if not translator.model.attends:
@@ -165,7 +168,7 @@ def steer(translator: "Translator", sources: Sequence[list[int]], attend: Attend
 
 
 def _check_attend(attend: Attend, length: int) -> None:
-    """Raise UserError unless these steps can be steered in a source sentence of this many tokens."""
+    """Raise UserError unless the steps and weights of `attend` fit a source sentence of `length` tokens."""
     for step, target in attend.items():
         if step < 0:
             raise UserError(f"attend: step {step} does not exist; steps count from 0")
@@ -185,7 +188,7 @@ def _check_attend(attend: Attend, length: int) -> None:
 def warn_of_unmet(
     translator: "Translator", guidance: Guidance, pieces: Sequence[Sequence[str]], first_line: int = 1
 ) -> None:
-    """Warn of each translation, given as pieces, that lacks phrases although the search was to meet them."""
+    """Warn of each translation, given as pieces, in which the search has not met all constraints."""
     target = translator.tokenizers.target
     for number, (of_line, phrases) in enumerate(zip(pieces, guidance.constraints, strict=True), first_line):
         tokens = [token for token in map(target.id_of, of_line) if token is not None]
@@ -201,8 +204,8 @@ def warn_of_unmet(
 
 
 def prefix_tokens(tokenizer: Tokenizer, prefix: str | Sequence[str], field: str = "prefix") -> list[int]:
-    """Encode a text, or pieces as in Translation.tokens, without </s>. Raises UserError for an unknown piece, which
-    names the field."""
+    """Encode a text, or pieces as in Translation.tokens, without </s>. Raises UserError, which names `field`, for a
+    piece that the tokenizer does not have."""
     if isinstance(prefix, str):
         (tokens,) = tokenizer.encode([prefix])
         return tokens[:-1]
@@ -212,7 +215,7 @@ def prefix_tokens(tokenizer: Tokenizer, prefix: str | Sequence[str], field: str 
 
 
 class Glossary:
-    """Source phrases by their words."""
+    """Finds source phrases in lines, by whole words."""
 
     def __init__(self, pairs: Sequence[tuple[str, str]], lowercase: bool) -> None:
         self._lowercase = lowercase
@@ -224,7 +227,7 @@ class Glossary:
         return [text[slice(*match.span())] for match in WORDS.finditer("".join(map(_kind, text)))]
 
     def targets(self, line: str) -> Iterator[str]:
-        """What must appear in the line's translation."""
+        """Yield a phrase that must appear in the line's translation, for each source phrase in the line."""
         words, start = self._words(line), 0
         while start < len(words):
             for length in range(min(self._longest, len(words) - start), 0, -1):
@@ -248,13 +251,16 @@ def _kind(character: str) -> str:
 
 @lru_cache(maxsize=4)
 def _glossary(pairs: tuple[tuple[str, str], ...], lowercase: bool) -> Glossary:
-    """Cached for the next lines."""
+    """Make a glossary, once for all calls with the same pairs."""
     return Glossary(pairs, lowercase)
 
 
 @lru_cache(maxsize=4)
 def _forbidden(tokenizer: Tokenizer, phrases: tuple[str, ...]) -> Forbidden:
-    """Cached for the next lines. A phrase with a character that the tokenizer does not know appears nowhere."""
+    """Make the automaton of forbidden phrases, once for all calls with the same phrases.
+
+    A phrase with a character that the tokenizer does not know is left out, because no translation can contain it.
+    """
     encoded = [tokens[:-1] for tokens in tokenizer.encode(phrases)]
     spelled = ["".join(tokenizer.pieces(tokens)) for tokens in encoded if tokenizer.unk not in tokens]
     return Forbidden.spelled(spelled, tokenizer.id_of)

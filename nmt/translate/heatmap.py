@@ -1,4 +1,5 @@
-"""Alignment heatmaps: one row per target token, one column per source token; drawn without pyplot's global state.
+"""Alignment heatmaps, with a row for each target token and a column for each source token. They are drawn without
+pyplot's global state.
 
 Shapes: T target tokens, S source tokens, H x W pixels.
 """
@@ -28,13 +29,13 @@ from nmt.data.word_alignment import WORD_START, words_of_pieces
 log = logging.getLogger(__name__)
 
 DPI = 100
-# Inches. Cells have CELL_SIZE in a matrix of up to MAX_SIDE, then shrink to SMALL_CELL_SIZE, which they keep up to
-# MAX_LARGE_SIDE.
+# Sizes in inches. Cells have CELL_SIZE as long as the matrix is at most MAX_SIDE wide and high. With more tokens they
+# shrink to SMALL_CELL_SIZE, keep this size up to a matrix of MAX_LARGE_SIDE, and then shrink further.
 CELL_SIZE, MAX_SIDE = 0.32, 19.2
 SMALL_CELL_SIZE, MAX_LARGE_SIDE = 0.2, 35.0
 MARGIN = 0.15
 BAR_WIDTH, MAX_BAR_LENGTH = 0.14, 3.2
-LABEL_ANGLE = 60  # degrees, of the source labels
+LABEL_ANGLE = 60  # slant of the source labels in degrees
 MIN_FONT, MAX_FONT, TITLE_FONT = 6.5, 9.9, 11.0  # points
 MAX_LABEL_LENGTH = 24  # characters
 CONTINUATION = "•"
@@ -42,8 +43,9 @@ RIGHT_TO_LEFT_MARK = "\u200f"
 COLOURS = "viridis"  # perceptually uniform
 INK, MUTED, GRID = "#1a1a1a", "#666666", "#ffffff44"
 NOTE: dict[str, Any] = {"size": 7.5, "color": MUTED}  # style of explanations
-# matplotlib takes each character from the first of these fonts that is installed and has it. The first one comes with
-# matplotlib: Latin, Greek, Cyrillic, Arabic, Hebrew. Then those of Linux, macOS and Windows for other scripts.
+# matplotlib takes each character from the first of these fonts that is installed and has it. DejaVu Sans comes with
+# matplotlib and has Latin, Greek, Cyrillic, Arabic and Hebrew. The others are fonts of Linux, macOS and Windows for
+# further scripts.
 NOTO = """CJK SC,CJK JP,CJK KR,Devanagari,Bengali,Tamil,Telugu,Kannada,Malayalam,Gujarati,Gurmukhi,Oriya,Sinhala,Thai,
     Lao,Khmer,Myanmar,Tibetan,Ethiopic,Georgian,Armenian,Arabic,Hebrew,Mongolian,Symbols,Symbols 2,Math"""
 FONTS = (
@@ -57,7 +59,7 @@ FONTS = (
 
 @contextmanager
 def one_warning_of_boxes() -> Iterator[None]:
-    """Replace matplotlib's warnings of characters that no font has, one for each, by one per process."""
+    """Log one warning per process, in place of matplotlib's warnings for each character that no font has."""
     with catch_warnings(record=True) as caught:
         filterwarnings("always", message="Glyph .* missing from font")
         yield
@@ -91,9 +93,9 @@ def draw_alignment(
     """Draw weights (T, S) in [0, 1] as T x S square cells, labelled with tokens.
 
     Tokens are words or SentencePiece pieces; a piece that continues a word is shown as "•piece". `meaning` labels the
-    colour bar. The figure grows up to 60 tokens and, with smaller cells, from 96 to 175; beyond that cells shrink, and
-    only every n-th label is shown if they would overlap. Raises ValueError if the matrix is empty or does not match
-    the tokens.
+    colour bar. The figure grows with up to 60 tokens on its longer side, and again, with smaller cells, from 96 to 175.
+    Otherwise the cells shrink. Only every n-th label is shown if all would overlap. Raises ValueError if the matrix is
+    empty or does not match the tokens.
     """
     if weights.shape != (len(target), len(source)) or not weights.size:
         raise ValueError(
@@ -104,7 +106,7 @@ def draw_alignment(
     longer = max(rows, columns)
     cell = min(CELL_SIZE, max(MAX_SIDE / longer, SMALL_CELL_SIZE), MAX_LARGE_SIDE / longer)
     figure = Figure(figsize=(columns * cell, rows * cell), dpi=DPI, facecolor="white")
-    FigureCanvasAgg(figure)  # measures all texts; without it each would create a canvas
+    FigureCanvasAgg(figure)  # measures all texts; without it, each text would create a canvas
     axes = figure.add_axes((0, 0, 1, 1))
     cells = axes.pcolormesh(weights, cmap=COLOURS, vmin=0, vmax=1)
     axes.set(xlim=(0, columns), ylim=(rows, 0))
@@ -121,7 +123,7 @@ def draw_alignment(
 
 
 def _draw_grid(axes: Axes, rows: int, columns: int, points: float) -> None:
-    """Lines between cells of a size in points."""
+    """Draw lines between the cells. points: the side of a cell."""
     horizontal = [[(0, row), (columns, row)] for row in range(1, rows)]
     vertical = [[(column, 0), (column, rows)] for column in range(1, columns)]
     lines = LineCollection(horizontal + vertical, colors=GRID, linewidths=min(0.6, points / 40))
@@ -129,8 +131,8 @@ def _draw_grid(axes: Axes, rows: int, columns: int, points: float) -> None:
 
 
 def _label(axes: Axes, source: Sequence[str], target: Sequence[str], title: str, points: float) -> None:
-    """Set the title and label the axes: every row and column, or every n-th if the labels would overlap. `points`: the
-    side of a cell."""
+    """Set the title, and label every row and column, or every n-th if all labels would overlap. points: the side of a
+    cell."""
     size = min(max(0.62 * points, MIN_FONT), MAX_FONT)
     step = math.ceil(1.2 * size / (points * math.sin(math.radians(LABEL_ANGLE))))
     slant: dict[str, Any] = {"rotation": LABEL_ANGLE, "rotation_mode": "anchor", "ha": "left", "va": "center"}
@@ -146,7 +148,7 @@ def _label(axes: Axes, source: Sequence[str], target: Sequence[str], title: str,
 
 
 def _label_style() -> dict[str, Any]:
-    """Style of text that comes from data."""
+    """Return the style of text that comes from data: dollar signs in it do not start a formula."""
     return {"family": installed_fonts(), "color": INK, "parse_math": False}
 
 
@@ -162,7 +164,7 @@ def _draw_bar(figure: Figure, cells: QuadMesh, meaning: str) -> None:
 
 
 def _fit(figure: Figure) -> None:
-    """Enlarge the figure to include labels and colour bar; all axes keep their size in inches."""
+    """Enlarge the figure so that it includes labels and colour bar. All axes keep their size in inches."""
     old = figure.get_size_inches()
     drawn = figure.get_tightbbox()
     new = np.array(drawn.size) + 2 * MARGIN
@@ -174,7 +176,7 @@ def _fit(figure: Figure) -> None:
 
 
 def token_labels(tokens: Sequence[str]) -> list[str]:
-    """Label tokens: "•" before a piece that continues a word, control characters escaped."""
+    """Make a label for each token: with "•" before a piece that continues a word, and control characters escaped."""
     labels = [printable(token.replace(WORD_START, " ").strip(" ") or "␣") for token in tokens]
     if any(token.startswith(WORD_START) for token in tokens):
         words = words_of_pieces(tokens)
@@ -182,7 +184,8 @@ def token_labels(tokens: Sequence[str]) -> list[str]:
             if words[position] == words[position - 1]:
                 labels[position] = CONTINUATION + labels[position]
     labels = [label if len(label) <= MAX_LABEL_LENGTH else f"{label[: MAX_LABEL_LENGTH - 1]}…" for label in labels]
-    if _direction("".join(labels)) == "right to left":  # also for labels without a direction, such as "•."
+    # A label without a letter, such as "•.", has no direction. It gets that of the text from a mark.
+    if _direction("".join(labels)) == "right to left":
         labels = [label if _direction(label) else label + RIGHT_TO_LEFT_MARK for label in labels]
     return labels
 

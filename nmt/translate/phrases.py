@@ -1,12 +1,12 @@
 """Phrases that translations must or must not contain, as automata over their tokens.
 
-Constraints (phrases that every translation of a sentence must contain): hypotheses that have met equally many of their
+Constraints are the phrases that a sentence's translation must contain. Hypotheses that have met equally many constraint
 tokens form a bank, and the slots of the beam are divided among the banks (Post and Vilar 2018). Each phrase has an
 automaton of Knuth, Morris and Pratt, so that phrases may overlap, repeat or start alike, and all sentences advance
 together in a few array operations (Hu et al. 2019).
 
-Shapes: A active sentences, W live hypotheses in each, K beam size, C candidates, P distinct phrases of a sentence,
-V vocabulary, V' padded vocabulary.
+Shapes: A active sentences, W live hypotheses of each, K beam size, C candidates of each, P distinct phrases of a
+sentence, V vocabulary, V' padded vocabulary.
 """
 
 from collections import Counter
@@ -23,34 +23,35 @@ from nmt.translate.search import Bans, Flags, Follower, Ids, pack_at, pack_top
 Phrase = Sequence[int]
 NOTHING: frozenset[str] = frozenset()
 SPACE = "▁"
-START = frozenset([SPACE])  # a space before the first token makes no difference to the text
+START = frozenset([SPACE])  # state before the first token: the space that a phrase starts with counts as read
 
 
 class _Node(NamedTuple):
-    """A number of tokens of a phrase that a hypothesis has met."""
+    """A state of a phrase's automaton: how many tokens of its copies a hypothesis has met."""
 
-    expected: int  # the next token; -1: none
-    first: int  # the first token of the phrase; -1: no copy of it is left to start
-    failure: int  # the node to go on from when another token follows
-    complete: bool  # a whole copy, unless the next token continues its last word
-    satisfied: bool  # the hypothesis may end here
-    done: int  # tokens of earlier copies
-    matched: int  # tokens of this copy
+    expected: int  # the token that leads to the next node; -1 if no token does
+    first: int  # the first token of the phrase; -1 when the last copy is complete
+    failure: int  # number of the node to continue from when another token than `expected` follows
+    complete: bool  # whether a copy ends here, which counts unless the next token continues its last word
+    satisfied: bool  # whether the phrase is met if the hypothesis ends here
+    done: int  # number of tokens in all earlier copies
+    matched: int  # number of tokens met of the current copy
 
 
 class Automata:
-    """The phrases of all sentences, with a node for each number of tokens that a hypothesis has met.
+    """The automata of all sentences' phrases, in one table of nodes.
 
-    A phrase that is listed n times must occur n times, one after the other. It is met where no token follows that
-    continues its last word. `roots`, int64 (sentences, P): the node of each phrase before the first token.
+    A phrase that is listed n times must occur n times: its automaton reads n copies, one after the other. An occurrence
+    does not count if the next token continues its last word. `roots`, int64 (sentences, P), has the node of each phrase
+    before the first token; `totals`, int64 (sentences,), the number of tokens of all constraints.
     """
 
     def __init__(self, constraints: Sequence[Sequence[Phrase]], boundary: Flags) -> None:
-        """boundary: (V,), true for tokens that do not continue a word, </s> among them."""
+        """boundary: bool (V,), True for tokens that do not continue a word, including </s>."""
         self._boundary = boundary
         self._nodes = [_Node(-1, -1, 0, complete=False, satisfied=True, done=0, matched=0)]
         counted = [Counter(map(tuple, phrases)) for phrases in constraints]
-        self.roots = np.zeros((len(counted), max([1, *map(len, counted)])), np.int64)  # node 0: nothing to meet
+        self.roots = np.zeros((len(counted), max([1, *map(len, counted)])), np.int64)  # node 0 is always satisfied
         for roots, phrases in zip(self.roots, counted, strict=True):
             roots[: len(phrases)] = [self._add(phrase, times) for phrase, times in phrases.items()]
         self.totals = np.array([sum(len(p) * n for p, n in phrases.items()) for phrases in counted], np.int64)
@@ -58,7 +59,7 @@ class Automata:
         self.expected, self.first, self._failure, self._complete, self.satisfied, self._done, self._matched = columns
 
     def _add(self, phrase: tuple[int, ...], times: int) -> int:
-        """Append the nodes of a phrase; returns the first one."""
+        """Append the nodes of a phrase that must occur `times` times, and return the number of the first node."""
         root, length, failures = len(self._nodes), len(phrase), _failure_function(phrase)
         for copy in range(times):
             start, last = root + copy * (length + 1), copy == times - 1
@@ -74,7 +75,7 @@ class Automata:
     def after(self, nodes: Ids, tokens: Ids) -> Ids:
         """Advance every automaton by one token: nodes (..., P), tokens (...) -> new nodes (..., P)."""
         tokens = tokens[..., None]
-        # A token in the vocabulary's padding belongs to an impossible candidate.
+        # A token in the vocabulary's padding belongs to an impossible candidate, so that its result does not matter.
         boundary = self._boundary[np.minimum(tokens, len(self._boundary) - 1)]
         nodes = nodes + (self._complete[nodes] & boundary)
         while (stuck := (self.expected[nodes] != tokens) & (self._failure[nodes] != nodes)).any():
@@ -83,17 +84,18 @@ class Automata:
         return advanced
 
     def banks(self, nodes: Ids, totals: Ids) -> Ids:
-        """Count the tokens met: nodes (A, C, P), all tokens of each sentence's constraints (A,) -> (A, C).
+        """Count the constraint tokens that each candidate has met: nodes (A, C, P), `totals` (A,) -> (A, C).
 
-        Of the phrases that are not met, only the longest start counts: its next token always leads to a higher bank.
+        Of copies that are only met in part, the one with the most tokens counts. So its next token always leads to a
+        higher bank.
         """
         met = self._done[nodes].sum(-1) + self._matched[nodes].max(-1)
         return np.where(self.satisfied[nodes].all(-1), totals[:, None], met)
 
 
 def _failure_function(phrase: tuple[int, ...]) -> list[int]:
-    """Entry n: the length of the longest proper prefix of the first n tokens that is also their suffix (Knuth, Morris
-    and Pratt 1977)."""
+    """Compute, for each n, the length of the longest proper prefix of the first n tokens that is also their suffix
+    (Knuth, Morris and Pratt 1977)."""
     failures, k = [0, 0], 0
     for token in phrase[1:]:
         while k and phrase[k] != token:
@@ -104,18 +106,19 @@ def _failure_function(phrase: tuple[int, ...]) -> list[int]:
 
 
 def allocate_slots(banks: Ids, possible: Flags, totals: Ids, size: int) -> Ids:
-    """Choose `size` of the candidates of each sentence, or all if there are fewer: indices, ascending.
+    """Choose `size` candidates of each sentence, or all if there are fewer, and return their indices, ascending.
 
-    banks: (A, C) of candidates, best first; possible: (A, C); totals: the highest bank (A,). Every bank has an equal
-    share of the slots. What a bank cannot fill goes to the next lower one, so that the highest bank that has candidates
-    keeps at least its best one; what the lowest cannot fill goes to the best candidates left.
+    banks: the bank of each candidate (A, C), best candidate first; possible: bool (A, C); totals: the highest bank of
+    each sentence (A,). The slots are divided equally among the banks. Slots that a bank cannot fill go to the next
+    lower bank, so that the highest bank with candidates has at least one slot. Slots that the lowest bank cannot fill
+    go to the best candidates that are left.
 
     Example: 6 slots, a phrase of two tokens (totals 2), and candidates in the banks [0, 0, 0, 0, 0, 1, 0, 2]. Each bank
-    has 2 slots. Bank 2 fills one with candidate 7 and leaves one; bank 1 fills one of 3 with candidate 5, leaves two;
-    bank 0 fills its 4 with candidates 0 to 3. The result is [0, 1, 2, 3, 5, 7].
+    has 2 slots. Bank 2 uses one for candidate 7 and passes one on. Bank 1 then has 3, uses one for candidate 5 and
+    passes two on. Bank 0 uses its 4 slots for candidates 0 to 3. The result is [0, 1, 2, 3, 5, 7].
     """
     chosen = np.zeros_like(possible)
-    spare = np.zeros_like(totals)  # slots that the bank above leaves over
+    spare = np.zeros_like(totals)  # slots that the next higher bank passes on
     for bank in reversed(range(int(totals.max(initial=0)) + 1)):
         start, end = (size * np.minimum(b, totals + 1) // (totals + 1) for b in (bank, bank + 1))
         slots = end - start + spare
@@ -128,25 +131,25 @@ def allocate_slots(banks: Ids, possible: Flags, totals: Ids, size: int) -> Ids:
 
 
 class Allocation(Selection):
-    """Divides the slots of the beam among the banks. No hypothesis ends before it has met all constraints, unless none
-    does at the maximum length."""
+    """Divides the slots of the beam among the banks. A hypothesis that lacks a constraint can only end at the maximum
+    length, and only if the sentence has no finished hypothesis with all constraints."""
 
     def __init__(self, beam_size: int, eos: int, constraints: Sequence[Sequence[Phrase]], boundary: Flags) -> None:
-        """constraints: the phrases of each sentence, of one token or more; boundary: see `Automata`."""
+        """constraints: the phrases of each sentence, which have at least one token; boundary: see `Automata`."""
         super().__init__(beam_size, eos)
         self._automata = Automata(constraints, boundary)
         self._totals = self._automata.totals
-        self._nodes = self._automata.roots[:, None]  # (A, W, P), what the live hypotheses have met
-        self._ended = np.zeros(len(constraints), np.bool_)  # has a hypothesis that meets all?
+        self._nodes = self._automata.roots[:, None]  # (A, W, P): node of each live hypothesis for each phrase
+        self._ended = np.zeros(len(constraints), np.bool_)  # (A,): has a hypothesis with all constraints ended?
 
     def bans(self) -> Bans:
-        """Ban the end of hypotheses that lack a phrase."""
+        """Ban eos for hypotheses that lack a phrase."""
         rows = np.flatnonzero(~self._automata.satisfied[self._nodes].all(-1)).tolist()
         return rows, [self.eos] * len(rows)
 
     def propose(self, totals: Tensor, part: slice) -> Tensor:
-        """Propose of each hypothesis the best extension, the end, and both the next and the first token of each phrase
-        not met."""
+        """Propose several extensions of each hypothesis: the best one, eos, and of each phrase that is not met the
+        expected token and the first token."""
         nodes = self._nodes[part]
         sentences, width, _ = nodes.shape
         size = totals.shape[1] // width
@@ -167,7 +170,7 @@ class Allocation(Selection):
         ended = np.zeros_like(ends)
         np.put_along_axis(ended, allocate_slots(banks, possible, self._totals, self.beam_size), True, axis=1)
         ended &= ends & possible
-        # Only at the limit of the length can one end that has not met all.
+        # At the maximum length, eos is forced even for hypotheses that lack a constraint.
         met = ended & (banks == self._totals[:, None])
         self._ended |= met.any(1)
         ended = np.where(self._ended[:, None], met, ended)
@@ -186,7 +189,10 @@ class Allocation(Selection):
 
 
 def occurrences(tokens: Sequence[int], phrase: Phrase, boundary: Flags) -> int:
-    """Count how often a phrase is met, one after the other, in the tokens at the start of a translation or in all."""
+    """Count how often a translation, or the start of one, meets a phrase; occurrences do not overlap.
+
+    See `Automata` for `boundary` and for what an occurrence is.
+    """
     tokens, phrase, count, start = list(tokens), list(phrase), 0, 0
     while start + len(phrase) <= len(tokens):
         end = start + len(phrase)
@@ -197,19 +203,20 @@ def occurrences(tokens: Sequence[int], phrase: Phrase, boundary: Flags) -> int:
 
 
 class Forbidden:
-    """Phrases that no translation may contain, however they are segmented.
+    """Phrases that no translation may contain, however they are segmented into pieces.
 
-    An automaton over the pieces that spell the phrases; a state is a set of starts of phrases, as text. The token that
-    would complete a phrase is banned.
+    The phrases form an automaton over tokens. Its state is a set of texts: the starts of phrases that the last tokens
+    spell. A token that would complete a phrase is banned.
     """
 
     def __init__(self, edges: Mapping[tuple[str, int], str], bans: Mapping[str, Sequence[int]]) -> None:
-        """edges: text and token -> longer text; bans: text -> the tokens that would complete a phrase."""
+        """edges: start of a phrase, token -> the longer start that the token makes of it; bans: start of a phrase ->
+        the tokens that would complete the phrase."""
         self._edges, self._bans = dict(edges), dict(bans)
 
     @classmethod
     def spelled(cls, phrases: Iterable[str], id_of: Callable[[str], int | None]) -> Self:
-        """Make the automaton of phrases, given as joined pieces; id_of: returns the token of a piece, if any."""
+        """Make the automaton of phrases, each the text of its joined pieces. id_of: piece -> token, None if unknown."""
         edges: dict[tuple[str, int], str] = {}
         bans: dict[str, list[int]] = {}
         for phrase in dict.fromkeys(phrases):
@@ -230,11 +237,11 @@ class Forbidden:
 
     @property
     def always(self) -> tuple[int, ...]:
-        """Return the tokens that are a phrase by themselves."""
+        """Return the tokens that are a whole phrase, which are banned in every state."""
         return tuple(self._bans.get("", ()))
 
     def within(self, vocabulary: Ids) -> Self:
-        """Number the tokens by their positions in an ascending vocabulary."""
+        """Replace tokens by their positions in a vocabulary, which is ascending. Other tokens are left out."""
         position = {token: i for i, token in enumerate(vocabulary.tolist())}
         edges = {(text, position[t]): longer for (text, t), longer in self._edges.items() if t in position}
         bans = {text: [position[t] for t in tokens if t in position] for text, tokens in self._bans.items()}
@@ -249,11 +256,11 @@ class Forbidden:
         return frozenset(text for text in texts if text is not None)
 
     def banned(self, state: frozenset[str]) -> set[int]:
-        """Return the tokens that may not follow, besides those that never may."""
+        """Return the tokens that may not follow in this state, besides those of `always`."""
         return {token for text in state for token in self._bans.get(text, ())}
 
     def contained(self, tokens: Iterable[int]) -> bool:
-        """Do these tokens, from the start of a translation, contain a phrase?"""
+        """Check if a translation that starts with these tokens contains a phrase."""
         state = START
         for token in tokens:
             if token in self.always or token in self.banned(state):

@@ -1,8 +1,8 @@
-"""A model prepared for search: what every step would compute again is computed once, and weights are packed.
+"""A model prepared for search: what every step would compute again is computed once, and parameters are packed.
 
-Shapes: B batch, S source positions, T target positions, E embedding, H hidden, M memory, R readout (2 R before a
-maxout), G gates x H, V vocabulary, L its part that a search may use, C what a context gives to the recurrent layers: G
-for the gates of one, M itself where several layers read it, or nothing.
+Shapes: B batch, N hypotheses (the rows of a step), S source positions, E embedding, H hidden, M memory, R readout (2 R
+before a maxout), G gates x H, V vocabulary, L tokens of a shortlist. C is the width of what the recurrent layers get of
+a context: G if one layer's gates read it, M if several layers do, 0 if none does.
 """
 
 from copy import deepcopy
@@ -22,9 +22,9 @@ from nmt.model.seq2seq import Ensemble, SearchEnsemble, Seq2Seq
 from nmt.ops.layers import Linear, Pack, Weight, in_autocast_dtype, linear, pack, pack_int8
 from nmt.system.machine import Machine
 
-MIN_ROWS = 32  # of a product, for which packing a shortlist's part of the output table pays
-MAX_PREPARED = 4  # copies of the parameters, one per beam size
-MAX_TABLE = 2**26  # numbers in the table of all words' products; with more, each step computes its own
+MIN_ROWS = 32  # least number of rows of a step for which it pays to pack a shortlist's part of the output table
+MAX_PREPARED = 4  # prepared models that are kept, one for each beam size
+MAX_TABLE = 2**26  # numbers in `Words.table`; if there were more, each step computes the products of its words
 
 
 class Words(NamedTuple):
@@ -33,11 +33,11 @@ class Words(NamedTuple):
     embeddings: Tensor  # (V, E)
     weight: Weight  # (G + R, E)
     bias: Tensor  # (G + R,)
-    table: Tensor | None  # (V, G + R), of all words
-    vocabulary: Tensor | None = None  # int64 (L,): word l is token vocabulary[l]; None: all
+    table: Tensor | None  # (V, G + R): products of all words; None if it would be too large
+    vocabulary: Tensor | None = None  # int64 (L,): token of each position in a shortlist; None without a shortlist
 
     def __call__(self, words: Tensor) -> Tensor:
-        """int64 (N,) -> (N, G + R)."""
+        """Look up or compute the products of words, which are positions in a shortlist: int64 (N,) -> (N, G + R)."""
         tokens = words if self.vocabulary is None else self.vocabulary[words]
         if self.table is not None:
             return self.table.index_select(0, tokens)
@@ -46,23 +46,23 @@ class Words(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SearchProducts(Products):
-    """The products for all searches. Words are (N, G + R) and contexts (N, C + R), both already multiplied with the
+    """The products for all searches. Words (N, G + R) and contexts (N, C + R) are already multiplied with the
     parameters of the gates and the readout."""
 
     words: Words
-    output: OutputLayer  # of L tokens
-    state: Weight  # (R, H) of the readout
-    feed: Weight | None  # (G, R), for the previous readout
-    gates: int  # G
-    context_gates: int  # C
+    output: OutputLayer  # with a shortlist, of its L tokens alone
+    state: Weight  # (R, H): parameters of the readout for the output of the top layer
+    feed: Weight | None  # (G, R): parameters of the gates for the previous readout; None if it is not fed back
+    gates: int  # width G of the gates in a word's product
+    context_gates: int  # width C of what the recurrent layers get of a context
 
     def word_gates(self, word: Tensor, fixed: Tensor | None) -> Tensor:
-        """(N, G + R), (N, C + R) or None -> (N, G)."""
+        """Add the gates of words and of the fixed vectors: (N, G + R), (N, C + R) or None -> (N, G)."""
         gates = word[:, : self.gates]
         return gates if fixed is None else gates + fixed[:, : self.context_gates]
 
     def fed_gates(self, context: Tensor | None, feed: Tensor | None) -> Tensor | None:
-        """(N, C + R) or None, (N, R) or None -> (N, G) or None."""
+        """Add the gates of contexts and of previous readouts: (N, C + R) or None, (N, R) or None -> (N, G) or None."""
         gates = None if context is None else context[:, : self.context_gates]
         if feed is None or self.feed is None:
             return gates
@@ -70,71 +70,72 @@ class SearchProducts(Products):
         return fed if gates is None else fed + gates
 
     def conditional_gates(self, context: Tensor) -> Tensor:
-        """(N, C + R) -> (N, G)."""
+        """Select the gates of contexts, and add the bias: (N, C + R) -> (N, G)."""
         assert self.conditional is not None
         return context[:, : self.context_gates] + self.conditional.bias_ih
 
     def upper_input(self, context: Tensor) -> Tensor:
-        """(N, C + R) -> (N, M)."""
+        """Select the contexts themselves, as C is M here: (N, C + R) -> (N, M)."""
         return context[:, : self.context_gates]
 
     def read_out(self, output: Tensor, context: Tensor | None, word: Tensor) -> Tensor:
-        """(N, H), (N, C + R) or None, (N, G + R) -> (N, R)."""
+        """Read out: outputs (N, H) of the top layer, contexts (N, C + R) or None, words (N, G + R) -> (N, R)."""
         projected = self.read_out_partly(output, word)
         if context is not None:
             projected = projected + context[:, self.context_gates :]
         return self.readout.activation(projected)
 
     def read_out_partly(self, output: Tensor, word: Tensor) -> Tensor:
-        """(..., H), (..., G + R) -> (..., R)."""
+        """Add what outputs and words give to the readout: (..., H), (..., G + R) -> (..., R)."""
         return linear(output, self.state) + word[..., self.gates :]
 
     def contexts(self, values: Tensor) -> Tensor:
-        """(B, S, C + R) -> (B, S, R)."""
+        """Select what each position's value gives to the readout: (B, S, C + R) -> (B, S, R)."""
         return values[..., self.context_gates :].contiguous()
 
 
 class SearchAttention:
     """An attention whose contexts are multiplied with the parameters of the gates and the readout.
 
-    Of several hypotheses that share a memory, the memory is multiplied instead, once per sentence.
+    If several hypotheses share a memory, the memory is multiplied instead of the contexts, once for each sentence.
     """
 
     def __init__(
         self, trained: Attention | MultiHeadAttention, weight: Tensor, hypotheses: int, pack: Pack, positions: bool
     ) -> None:
-        """weight: (C + R, M); positions: does a prediction need the product of every position?"""
+        """weight: the parameters (C + R, M) that multiply contexts; hypotheses: number of hypotheses of each
+        sentence; positions: whether a prediction needs the product of every source position."""
         self.inner, self.reads_past = _packed_copy(trained, pack), trained.reads_past
         shared = not trained.reads_past and hypotheses > 1
         self.projects_memory = isinstance(trained, Attention) and (shared or positions)
         self.weight = pack(weight)
 
     def remember(self, states: Tensor, valid: Tensor, *, nonempty: bool = False) -> Memory:
-        """(B, S, M), bool (B, S) -> Memory; see `Attention.remember`."""
+        """Make the memory of encoder states: (B, S, M), bool (B, S) -> Memory; see `Attention.remember`."""
         if isinstance(self.inner, Attention) and self.projects_memory:
             values = linear(in_autocast_dtype(states), self.weight)
             return self.inner.remember(states, valid, values, nonempty=nonempty)
         return self.inner.remember(states, valid, nonempty=nonempty)
 
     def start(self, valid: Tensor) -> Past:
-        """bool (B, S) -> the past before the first step."""
+        """Make the past before the first step: bool (B, S) -> Past."""
         return self.inner.start(valid)
 
     def step(self, query: Tensor, memory: Memory, past: Past) -> Attended:
-        """Queries (B, K, Q) of K hypotheses of each sentence -> Attended, with contexts (B, K, C + R)."""
+        """Attend with queries (B, K, Q) of K hypotheses of each sentence -> Attended, with contexts (B, K, C + R)."""
         attended = self.inner.step(query, memory, past)
         return attended if self.projects_memory else attended._replace(context=linear(attended.context, self.weight))
 
 
 class SearchModel:
-    """The function of a Seq2Seq in evaluation mode at the time of construction, step by step.
+    """Computes, step by step, what a Seq2Seq in evaluation mode computes with its parameters at construction.
 
     Construct and use it within the same precision (`Machine.autocast`).
     """
 
     @torch.no_grad()
     def __init__(self, model: Seq2Seq, hypotheses: int, pack: Pack) -> None:
-        """hypotheses: of each sentence, which share its memory if the attention allows it."""
+        """hypotheses: number of hypotheses of each sentence, which share its memory if the attention allows it."""
         assert not model.training
         self.model = model
         self._pack, self._hypotheses = pack, hypotheses
@@ -145,7 +146,7 @@ class SearchModel:
         self._products, self._fixed = self._prepare(output)
 
     def _prepare(self, output: OutputLayer) -> tuple[SearchProducts, Tensor]:
-        """The products of all steps, and the parameters of a context (C + R, M)."""
+        """Make the products of all steps, and the parameters (C + R, M) that multiply contexts."""
         decoder, pack = self.model.decoder, self._pack
         embedding = in_autocast_dtype(self.model.target_embedding.weight)
         _, M, _ = decoder.readout.sizes
@@ -181,10 +182,9 @@ class SearchModel:
         return products, context
 
     def encode(self, source: Tensor, lengths: Tensor, *vocabulary: Tensor) -> DecoderState:
-        """int64 (B, S), int64 (B,) on the CPU -> the decoder's initial state.
+        """Encode source tokens: int64 (B, S), lengths int64 (B,) on the CPU -> the decoder's initial state.
 
-        vocabulary: at most one int64 (L,), sorted, which restricts output to these tokens, a shortlist. Source tokens
-        outside of it are not copied.
+        vocabulary: at most one shortlist, int64 (L,), ascending. Only its tokens can be generated or copied.
         """
         products = self._products
         for tokens in vocabulary:
@@ -203,7 +203,7 @@ class SearchModel:
         for tokens in vocabulary if decoder.copy is not None else ():
             source = within(source, tokens)
         state = decoder.start(self.model.bridge(encoded.summary), encoded, products, source, embedded)
-        # What every step reads is cast, and the fixed vector multiplied with its parameters, once.
+        # Every step reads the embedded source in this precision, and the same product of the fixed vector.
         if state.source is not None and state.source.words is not None:
             words = in_autocast_dtype(state.source.words)
             state = state._replace(source=state.source._replace(words=words))
@@ -214,8 +214,10 @@ class SearchModel:
         return state
 
     def step(self, tokens: Tensor, state: DecoderState) -> StepOutput[DecoderState]:
-        """Previous tokens, int64 (B,) -> logits (B, V) of the next token, attention weights, next state. With a
-        vocabulary, tokens count within it and the logits are (B, L)."""
+        """Decode a step: previous tokens int64 (N,) -> logits (N, V) of the next token, attention weights, next state.
+
+        With a shortlist, tokens are positions in it, and the logits are (N, L).
+        """
         products, decoder = state.products, self.model.decoder
         assert isinstance(products, SearchProducts)
         state = decoder.observe(state, tokens, products.output)
@@ -224,7 +226,11 @@ class SearchModel:
 
 
 def _context_gates(attend: str, fixed: bool, batch: BatchProducts, M: int) -> tuple[Tensor, Tensor | None]:
-    """The context's weights of the gates (C, M), and the previous readout's (G, R) or None."""
+    """Return the parameters that multiply a context for the recurrent layers (C, M), and those of the gates for the
+    previous readout (G, R), None if it is not fed back.
+
+    attend: decoder.attend; fixed: whether every step reads the encoder's summary in place of a context.
+    """
     context, feed = batch.fed.new_empty(0, M), batch.fed
     if fixed:
         context = batch.fixed
@@ -239,7 +245,7 @@ def _context_gates(attend: str, fixed: bool, batch: BatchProducts, M: int) -> tu
 
 
 def _packed(layer: PreparedLayer, pack: Pack) -> PreparedLayer:
-    """Hidden states lie between -1 and 1."""
+    """Pack the parameters of a layer, whose hidden states lie between -1 and 1."""
     assert isinstance(layer.weight_ih, Tensor)
     return layer._replace(weight_ih=pack(layer.weight_ih.contiguous()), weight_hh=pack(layer.weight_hh, bounded=True))
 
@@ -248,7 +254,7 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
 def _packed_copy(module: ModuleT, pack: Pack) -> ModuleT:
-    """New modules with the same parameters, which multiply with them packed."""
+    """Copy a module. The copy shares the parameters, and its linear layers multiply with packed ones."""
     copied = deepcopy(module, {id(parameter): parameter for parameter in module.parameters()})
     for layer in copied.modules():
         if isinstance(layer, Linear):
@@ -257,7 +263,7 @@ def _packed_copy(module: ModuleT, pack: Pack) -> ModuleT:
 
 
 class PreparedModels:
-    """The model prepared for search, for a few beam sizes; prepared again if its parameters have visibly changed."""
+    """Keeps the model prepared for a few beam sizes. Prepares it again if torch has recorded a change of parameters."""
 
     def __init__(self, model: Seq2Seq | Ensemble, machine: Machine) -> None:
         self._model, self._machine = model, machine
@@ -265,12 +271,12 @@ class PreparedModels:
         self.clear()
 
     def clear(self) -> None:
-        """Prepare the model anew for the next search."""
+        """Discard the prepared models."""
         self._versions: list[tuple[int, int]] = []
         self._prepared: dict[int, SearchModel | SearchEnsemble] = {}
 
     def get(self, beam_size: int) -> SearchModel | SearchEnsemble:
-        """The model prepared for a beam of this size."""
+        """Return the model prepared for this beam size."""
         with self._lock:
             versions = [(weight.data_ptr(), weight._version) for weight in self._model.parameters()]
             if versions != self._versions:

@@ -168,9 +168,9 @@ def inverse_cdf(log_probs: Tensor, temperature: float, uniform: Tensor) -> Tenso
     best, argmax = log_probs.max(-1, keepdim=True)
     # Relative to the best, one log-probability is 0, so that not all underflow, however small the temperature.
     cdf = (log_probs - best).div_(temperature).exp_().cumsum(-1, dtype=uniform.dtype)
-    # The drawn token is at the first entry of the CDF above u times the sum. It has a probability above 0, and exists
-    # because u < 1.
+    # Draw the first candidate whose CDF is above u times the sum. Its probability is above 0, and there is one because
+    # u < 1.
     drawn = torch.searchsorted(cdf, uniform[:, None] * cdf[:, -1:], right=True)
-    # If the CDF is NaN, no entry is above, and the most probable token is taken. Then the logits are not finite, or the
-    # temperature is 0 in float32.
+    # Where the CDF is NaN, take the most probable candidate: the logits are not finite, or the temperature is 0 in
+    # float32.
     return torch.where(drawn < cdf.shape[1], drawn, argmax).squeeze(1)

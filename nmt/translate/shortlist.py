@@ -1,6 +1,7 @@
-"""A lexical shortlist: the target tokens that a search may use for its source sentences, from a run's training corpus.
+"""A lexical shortlist: the target tokens that a search may use for its source sentences. It is learnt from a run's
+training corpus.
 
-Shapes: N pairs of tokens, L tokens of a shortlist, V target vocabulary.
+Shapes: N token pairs (a source and a target token), L tokens of a shortlist, V target vocabulary.
 """
 
 import logging
@@ -25,23 +26,23 @@ from nmt.translate.search import BLOCK, Ids
 log = logging.getLogger(__name__)
 
 AUTO = "auto"
-SHORTLIST = "shortlist.safetensors"  # in a run
-MAX_CELLS = 2**25  # pairs of a source and a target token in a sentence pair, over all sentence pairs: about 1 GB
+SHORTLIST = "shortlist.safetensors"  # name of the file in a run
+MAX_CELLS = 2**25  # token pairs, over all sentence pairs and with repetitions, that are counted: about 1 GB
 ITERATIONS = 5  # of expectation maximisation
-PER_TOKEN = 16  # target tokens for each source token
-FREQUENT = 512  # target tokens for every sentence
-MAX_BYTES = 2**30  # of a file
-MIN_COUNT = 0.3  # of a pair of tokens in the training corpus
-MOST = 0.75  # of the vocabulary; a longer shortlist saves nothing
+PER_TOKEN = 16  # number of target tokens listed for each source token
+FREQUENT = 512  # number of frequent target tokens that every sentence may use
+MAX_BYTES = 2**30  # largest file that is read
+MIN_COUNT = 0.3  # a token pair needs this expected count in the training corpus to be listed
+MOST = 0.75  # largest share of the vocabulary; a longer shortlist saves nothing
 
 
 class Shortlist:
-    """For each source token the target tokens it is translated by, and the target tokens that every sentence may use:
-    the special and the most frequent ones   (Jean et al. 2015, 3; Mi et al. 2016)."""
+    """Lists the target tokens that translate each source token, and those that every sentence may use: the special and
+    the most frequent ones   (Jean et al. 2015, 3; Mi et al. 2016)."""
 
     def __init__(self, candidates: Ids, ends: Ids, always: Ids, size: int) -> None:
-        """candidates: target tokens, those of source token s in [ends[s - 1], ends[s]); always: at least the special
-        ones; size: V. Raises ValueError if these do not fit together."""
+        """candidates: target tokens, those of source token s at indices from ends[s - 1] to ends[s] - 1; always: target
+        tokens of every sentence; size: V. Raises ValueError if these do not fit together."""
         self.candidates, self.ends, self.always, self.size = candidates, ends, always, size
         used = np.concatenate([candidates, always])
         if len(ends) == 0 or ends[-1] != len(candidates) or (np.diff(ends, prepend=0) < 0).any():
@@ -59,9 +60,12 @@ class Shortlist:
         per_token: int,
         frequent: int,
     ) -> Self:
-        """pairs: int64 (N,), distinct, source token * V + target token; counts: (N,) of each, which may be expected
-        ones; sizes: of both vocabularies. Every sentence may use the `special` and the `frequent` most frequent
-        targets; of the others, the `per_token` most frequent ones of each source token count."""
+        """Make a shortlist from the counts of token pairs.
+
+        pairs: int64 (N,), distinct, each source token * V + target token; counts: (N,), may be expected counts; sizes:
+        of the source and the target vocabulary. Every sentence may use the `special` and the `frequent` most frequent
+        target tokens. Of the other target tokens, each source token gets the `per_token` most frequent.
+        """
         source, target = np.divmod(pairs, sizes[1])
         totals = np.bincount(target, counts, sizes[1])
         most = np.argsort(-totals, kind="stable")[:frequent]
@@ -76,14 +80,17 @@ class Shortlist:
         return cls(target[listed].astype(np.int64), ends.astype(np.int64), always, sizes[1])
 
     def of(self, source: Iterable[int]) -> Ids:
-        """Return a source sentence's shortlist, int64 (L,), ascending."""
+        """Return the shortlist of a source sentence, int64 (L,), ascending."""
         tokens = set(source)
         parts = [self.candidates[self.ends[s - 1] if s else 0 : self.ends[s]] for s in tokens]
         return np.unique(np.concatenate([self.always, *parts]))
 
     def vocabulary(self, sources: Iterable[Iterable[int]], extra: Sequence[int] = ()) -> Ids | None:
-        """Join the shortlists of several sentences and the tokens `extra`: int64 (L,), ascending; None if that is
-        nearly the whole vocabulary. Further tokens make L a multiple of `BLOCK`, which saves copies in a search."""
+        """Join the shortlists of several sentences and the tokens `extra`: int64 (L,), ascending.
+
+        Returns None if these are nearly the whole vocabulary. Other tokens are added until L is a multiple of `BLOCK`,
+        so that `LogProbs` needs no padding.
+        """
         ids = np.union1d(self.of({token for source in sources for token in source}), np.asarray(extra, np.int64))
         if len(ids) > MOST * self.size - BLOCK:
             return None
@@ -96,7 +103,7 @@ class Shortlist:
 
 
 def load_shortlist(value: str, run: RunDirectory, config: schema.TrainConfig) -> Shortlist:
-    """Load a shortlist from a path, or for "auto" from the run, where it is made and stored if there is none.
+    """Load a shortlist from a path, or for "auto" from the run. If the run has none, make it and store it there.
 
     Raises UserError if the training corpus has changed, or if a file is not a shortlist for the run's tokenizers.
     """
@@ -132,7 +139,7 @@ def _made(run: RunDirectory, config: schema.TrainConfig) -> Shortlist:
 
 
 def _sample(prepared: Prepared) -> tuple[list[Ids], list[Ids]]:
-    """Pairs of the training corpus in random order, until they have MAX_CELLS pairs of a source and a target token."""
+    """Draw sentence pairs of the training corpus in random order, with at most MAX_CELLS token pairs in all."""
     split, cells = prepared.splits["train"], 0
     sources: list[Ids] = []
     targets: list[Ids] = []
@@ -149,15 +156,18 @@ def _sample(prepared: Prepared) -> tuple[list[Ids], list[Ids]]:
 def translation_counts(
     sources: Sequence[Ids], targets: Sequence[Ids], sizes: tuple[int, int], iterations: int = ITERATIONS
 ) -> tuple[Ids, NDArray[np.float64]]:
-    """IBM Model 1 (Brown et al. 1993, 4.1), trained by expectation maximisation: distinct pairs (N,), each as source
-    token * V + target token, and how often the model expects the one to translate the other (N,)."""
+    """Train IBM Model 1 (Brown et al. 1993, 4.1) on sentence pairs by expectation maximisation.
+
+    Returns the distinct token pairs, int64 (N,), each source token * V + target token, and how often the model expects
+    the source token to be translated by the target token, (N,).
+    """
     keys = [
         (np.asarray(source, np.int64)[None] * sizes[1] + np.asarray(target, np.int64)[:, None]).ravel()
         for source, target in zip(sources, targets, strict=True)
     ]
     pairs, cells = np.unique(np.concatenate(keys), return_inverse=True)
     lengths = np.concatenate([np.full(len(t), len(s)) for s, t in zip(sources, targets, strict=True)])
-    starts = np.cumsum(lengths) - lengths  # of each target token's cells
+    starts = np.cumsum(lengths) - lengths  # index of the first token pair of each target token
     source_of_pair, probs = pairs // sizes[1], np.ones(len(pairs))
     counts: NDArray[np.float64] = probs
     for _ in range(iterations):

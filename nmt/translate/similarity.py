@@ -13,16 +13,18 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Utility = Literal["chrf", "bleu"]
-CHRF_BETA = 2  # recall counts as much as CHRF_BETA**2 precisions
+CHRF_BETA = 2  # recall has CHRF_BETA**2 times the weight of precision
 
 
 def bleu_score(sums: Floats, effective_order: bool = False) -> Floats:
     """Compute BLEU: (..., 10) -> (...), from 0 to 100.
 
-    sums: lengths of output and reference, then matches and n-grams of the output for orders 1 to 4.
+    sums: the length of the output, the length of the reference, the matches of orders 1 to 4, and the numbers of
+    n-grams in the output of orders 1 to 4.
 
-    Papineni et al. 2002, with exponential smoothing: the k-th order without a match counts 1 / 2^k matches. Without
-    any n-gram of an order the score is 0; `effective_order` leaves such orders out.
+    The formula is that of Papineni et al. 2002 with exponential smoothing: the k-th order without a match counts
+    1 / 2^k matches. If the output has no n-gram of an order, the score is 0, or with `effective_order` the score of the
+    other orders.
     """
     length, reference, matches, totals = sums[..., 0], sums[..., 1], sums[..., 2:6], sums[..., 6:10]
     present = totals > 0
@@ -39,9 +41,9 @@ def bleu_score(sums: Floats, effective_order: bool = False) -> Floats:
 def chrf_score(sums: Floats) -> Floats:
     """Compute chrF: (..., 18) -> (...), from 0 to 100.
 
-    sums: n-grams of the output, of the reference, and matches, for each order from 1 to 6.
+    sums: for each order from 1 to 6, the number of n-grams in the output, that in the reference, and the matches.
 
-    Popović 2015: the F score of precision and recall, each a mean over the orders that both texts have.
+    The score is the F score of precision and recall, each a mean over the orders that both texts have (Popović 2015).
     """
     output, reference, matches = (sums[..., part::3] for part in range(3))
     present = (output > 0) & (reference > 0)
@@ -56,22 +58,22 @@ def chrf_score(sums: Floats) -> Floats:
 
 
 def mean_utilities(texts: Sequence[str], utility: Utility) -> list[float]:
-    """Compute the mean similarity of each text, as a hypothesis, to every other one as a reference, from 0 to 100. A
-    text that is alone has 100."""
+    """Compute the mean similarity of each text to the others, which are its references, from 0 to 100. A single text
+    has 100."""
     if len(texts) <= 1:
         return [100.0] * len(texts)
     texts = [normalize("NFC", text) for text in texts]
     counts = Counter(texts)
     of_pairs = pairwise_similarities(list(counts), utility)
     times = np.array(list(counts.values()))
-    # Rounded, so that the order of a sum does not choose between equal ones.
+    # Rounding keeps equal means equal, in whatever order their terms are added.
     means = ((of_pairs @ times - of_pairs.diagonal()) / (len(texts) - 1)).round(6)
     by_text = dict(zip(counts, means.tolist(), strict=True))
     return [by_text[text] for text in texts]
 
 
 def pairwise_similarities(texts: Sequence[str], utility: Utility) -> Floats:
-    """Compute sacreBLEU's sentence score of each text (row) with each (column) as its reference: (N, N), 0 to 100.
+    """Compute sacreBLEU's sentence score of each text (row) with each text as reference (column): (N, N), 0 to 100.
 
     chrf: character 6-grams without spaces. bleu: tokenizer 13a, exponential smoothing, effective order.
     """
@@ -90,7 +92,7 @@ def pairwise_similarities(texts: Sequence[str], utility: Utility) -> Floats:
 
 
 def _matches(texts: Sequence[Sequence[Hashable]], order: int) -> tuple[Floats, NDArray[np.int64]]:
-    """Count the n-grams that each text shares with each other one, (N, N), and those that it has, (N,)."""
+    """Count the n-grams of an order that each two texts share, (N, N), and the n-grams of each text, (N,)."""
     counters = [Counter(zip(*(text[start:] for start in range(order)), strict=False)) for text in texts]
     columns = {gram: i for i, gram in enumerate(dict.fromkeys(gram for counter in counters for gram in counter))}
     counts = np.zeros((len(texts), len(columns)), np.int32)

@@ -409,8 +409,8 @@ class Translator:
             torch.set_num_threads(threads)  # with some libraries, the pool has changed it for all threads
 
     def _threads(self, batches: Sequence[list[int]], sources: Sequence[list[int]], n: int, most: int) -> int:
-        """Return how many threads, of `most`, share each matrix product when one batch is searched at a time. Small
-        batches are slower on several threads."""
+        """Return how many threads, at most `most`, share each matrix product when one batch is searched at a time.
+        Small batches are slower on several threads."""
         if self.machine.device.type != "cpu":
             return most
         longest = max((len(sources[i]) * len(batch) for batch in batches for i in batch), default=0)
@@ -484,7 +484,7 @@ def _within(symbols: Symbols, shortlist: Ids) -> Symbols:
 
 
 def _counted(batches: Iterable[list[T]], progress: Progress | None, processes: int) -> Iterator[list[T]]:
-    """Yield each batch, then report its size times the number of processes, because all advance about equally."""
+    """Yield each batch, then report its size times the number of processes, because all processes advance about equally."""
     for batch in batches:
         yield batch
         if progress is not None:
