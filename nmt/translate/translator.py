@@ -484,7 +484,7 @@ def _within(symbols: Symbols, shortlist: Ids) -> Symbols:
 
 
 def _counted(batches: Iterable[list[T]], progress: Progress | None, processes: int) -> Iterator[list[T]]:
-    """Yield each batch, then report its size times the number of processes, because all processes advance about equally."""
+    """Yield each batch, then report its size times the number of processes, which advance about equally."""
     for batch in batches:
         yield batch
         if progress is not None:
