@@ -211,7 +211,7 @@ class _Finished:
             self._endings[sentence].append(Ending(now, row, log_prob, score))
 
     def can_improve(self, sentence: int, log_prob: float) -> bool:
-        """Check if the n-best list of a sentence can still change. log_prob: that of its best live hypothesis."""
+        """Check if a sentence's n-best list can still change. log_prob: log-probability of its best live hypothesis."""
         endings = self._endings[sentence]
         if len(endings) >= self._max_endings:
             return False

@@ -184,7 +184,7 @@ def token_labels(tokens: Sequence[str]) -> list[str]:
             if words[position] == words[position - 1]:
                 labels[position] = CONTINUATION + labels[position]
     labels = [label if len(label) <= MAX_LABEL_LENGTH else f"{label[: MAX_LABEL_LENGTH - 1]}…" for label in labels]
-    # A label without a letter, such as "•.", has no direction. It gets that of the text from a mark.
+    # A label without a letter, such as "•.", has no direction. A mark gives it that of the text.
     if _direction("".join(labels)) == "right to left":
         labels = [label if _direction(label) else label + RIGHT_TO_LEFT_MARK for label in labels]
     return labels

@@ -27,7 +27,8 @@ START = frozenset([SPACE])  # state before the first token: the space that a phr
 
 
 class _Node(NamedTuple):
-    """A state of a phrase's automaton: how many tokens of its copies a hypothesis has met."""
+    """A state of a phrase's automaton: how many of its tokens a hypothesis has met. A phrase that must occur n times has
+    n copies, which are met one after the other."""
 
     expected: int  # the token that leads to the next node; -1 if no token does
     first: int  # the first token of the phrase; -1 when the last copy is complete
@@ -86,8 +87,8 @@ class Automata:
     def banks(self, nodes: Ids, totals: Ids) -> Ids:
         """Count the constraint tokens that each candidate has met: nodes (A, C, P), `totals` (A,) -> (A, C).
 
-        Of copies that are only met in part, the one with the most tokens counts. So its next token always leads to a
-        higher bank.
+        Of the phrases that are met in part, only the one with the most tokens counts. So its next token always leads to
+        a higher bank.
         """
         met = self._done[nodes].sum(-1) + self._matched[nodes].max(-1)
         return np.where(self.satisfied[nodes].all(-1), totals[:, None], met)

@@ -1,8 +1,8 @@
 """A model prepared for search: what every step would compute again is computed once, and parameters are packed.
 
 Shapes: B batch, N hypotheses (the rows of a step), S source positions, E embedding, H hidden, M memory, R readout (2 R
-before a maxout), G gates x H, V vocabulary, L tokens of a shortlist. C is the width of what the recurrent layers get of
-a context: G if one layer's gates read it, M if several layers do, 0 if none does.
+before a maxout), G gates x H, V vocabulary, L tokens of a shortlist. C is the width of a context's contribution to the
+recurrent layers: G if the gates of one layer read it, M if several layers do, 0 if none does.
 """
 
 from copy import deepcopy
@@ -54,7 +54,7 @@ class SearchProducts(Products):
     state: Weight  # (R, H): parameters of the readout for the output of the top layer
     feed: Weight | None  # (G, R): parameters of the gates for the previous readout; None if it is not fed back
     gates: int  # width G of the gates in a word's product
-    context_gates: int  # width C of what the recurrent layers get of a context
+    context_gates: int  # width C of a context's contribution to the recurrent layers
 
     def word_gates(self, word: Tensor, fixed: Tensor | None) -> Tensor:
         """Add the gates of words and of the fixed vectors: (N, G + R), (N, C + R) or None -> (N, G)."""
@@ -203,7 +203,7 @@ class SearchModel:
         for tokens in vocabulary if decoder.copy is not None else ():
             source = within(source, tokens)
         state = decoder.start(self.model.bridge(encoded.summary), encoded, products, source, embedded)
-        # Every step reads the embedded source in this precision, and the same product of the fixed vector.
+        # Cast the embedded source and multiply the fixed vector here once, instead of at every step.
         if state.source is not None and state.source.words is not None:
             words = in_autocast_dtype(state.source.words)
             state = state._replace(source=state.source._replace(words=words))

@@ -168,8 +168,8 @@ def inverse_cdf(log_probs: Tensor, temperature: float, uniform: Tensor) -> Tenso
     best, argmax = log_probs.max(-1, keepdim=True)
     # Relative to the best, one log-probability is 0, so that not all underflow, however small the temperature.
     cdf = (log_probs - best).div_(temperature).exp_().cumsum(-1, dtype=uniform.dtype)
-    # Draw the first candidate whose CDF is above u times the sum. Its probability is above 0, and there is one because
-    # u < 1.
+    # Draw the first candidate whose cumulative sum exceeds `uniform` times the total: its probability is above 0. There
+    # is one because uniform < 1.
     drawn = torch.searchsorted(cdf, uniform[:, None] * cdf[:, -1:], right=True)
     # Where the CDF is NaN, take the most probable candidate: the logits are not finite, or the temperature is 0 in
     # float32.

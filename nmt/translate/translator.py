@@ -68,8 +68,8 @@ class Translation:
     token_log_probs: list[float]  # log-probability of each token; they sum to log_prob
 
     def word_alignment(self) -> str:
-        """Link each target word to the source word that it attends to most: Pharaoh links, separated by spaces. The
-        string is empty without attention."""
+        """Return Pharaoh links, separated by spaces, from each target word to the source word that it attends to most.
+        Without attention the string is empty."""
         if self.alignment is None:
             return ""
         return format_pharaoh(attention_to_links(self.alignment, self.tokens, self.source_tokens))
@@ -406,7 +406,7 @@ class Translator:
             yield from pool.map(search_batch, batches)
         finally:
             pool.shutdown(cancel_futures=True)
-            torch.set_num_threads(threads)  # with some libraries, the pool has changed it for all threads
+            torch.set_num_threads(threads)  # some libraries apply the pool's number to all threads
 
     def _threads(self, batches: Sequence[list[int]], sources: Sequence[list[int]], n: int, most: int) -> int:
         """Return how many threads, at most `most`, share each matrix product when one batch is searched at a time.
