@@ -27,8 +27,8 @@ START = frozenset([SPACE])  # state before the first token: the space that a phr
 
 
 class _Node(NamedTuple):
-    """A state of a phrase's automaton: how many of its tokens a hypothesis has met. A phrase that must occur n times has
-    n copies, which are met one after the other."""
+    """A state of a phrase's automaton: how many of its tokens a hypothesis has met. A phrase that must occur n times
+    has n copies, which are met one after the other."""
 
     expected: int  # the token that leads to the next node; -1 if no token does
     first: int  # the first token of the phrase; -1 when the last copy is complete
