@@ -14,33 +14,33 @@ NAMES = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER", "comet": "COMET"}
 HIGHER_IS_BETTER = {"bleu", "chrf", "comet", "tokens_per_second", "sentences_per_second"} | {
     f"bleu_{part}" for part in ("longest", "equal_updates", "equal_time")
 }
-IN_FULL = {  # left out on the terminal
+IN_FULL = {  # keys of columns that only the full table shows, not the table on the terminal
     *(f"{name}_sd" for name in NAMES),
     *("ter", "detectable", "seeds_needed", "p_stratified", "perplexity", "bleu_longest", "bleu_equal_updates"),
     *("bleu_equal_time", "seconds", "tokens_per_second", "sentences_per_second"),
 }
-LEAST_P = 0.0001  # smaller ones are shown as below it
+LEAST_P = 0.0001  # a smaller p value is shown as <0.0001
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A table cell; `value` is its sort key, None if it is unknown."""
+    """A table cell; `value` is its sort key, or None if the cell has no value."""
 
     text: str
     value: object
-    spread: str | None = None  # what follows ±
+    spread: str | None = None  # the number after ±
     significant: bool = False
 
     def __str__(self) -> str:
-        """Join the text and what follows it."""
+        """Format the cell as one text: the value, with ± and the spread if there is one."""
         return self.text if self.spread is None else f"{self.text} ± {self.spread}"
 
 
 def cell(row: Row, column: Column, metric: str) -> Cell | None:
-    """Format a value of a row with what follows ±; None if there is no value.
+    """Format a value of a row with its spread, which stands after ±; None if there is no value.
 
-    That is half the width of the 95 % interval after the metric that ranks, a difference and a run's score, and the
-    standard deviation between seeds after other means.
+    The spread of the metric that ranks, of a difference and of a single run's score is half the width of the 95 %
+    interval. The spread of any other mean is the standard deviation over seeds.
     """
     value = row.get(column.key)
     if value is None:
@@ -58,12 +58,12 @@ def cell(row: Row, column: Column, metric: str) -> Cell | None:
 
 
 def with_values(columns: Iterable[Column], rows: Sequence[Row]) -> list[Column]:
-    """Keep the columns that have a value in any row."""
+    """Keep the columns that have a value in at least one row."""
     return [column for column in columns if any(row.get(column.key) is not None for row in rows)]
 
 
 def system_columns(comparison: Comparison) -> list[Column]:
-    """List the columns of the ranked table, without those that have no value."""
+    """List the columns of the ranked table of systems, without empty columns."""
     metric, budget, rows = comparison["metric"], comparison["budget"], comparison["systems"]
     words = "-".join(map(str, dict.fromkeys(rows[0]["longest_words"])))
     updates, seconds = budget["updates"], budget["seconds"]
@@ -95,7 +95,7 @@ def system_columns(comparison: Comparison) -> list[Column]:
 
 
 def difference_columns(comparison: Comparison) -> list[Column]:
-    """List the columns of the table of pairs."""
+    """List the columns of the table of tested pairs of systems."""
     columns = [Column("system", "system"), Column("baseline", "from"), *_test_columns(comparison["metric"])]
     return with_values(columns, comparison["differences"])
 
@@ -119,7 +119,7 @@ def run_columns(comparison: Comparison) -> list[Column]:
 
 
 def explained_columns(comparison: Comparison) -> list[Column]:
-    """List the columns of the table of what attention explains; none if nothing was measured."""
+    """List the columns of the table of how well attention explains the output; none if that was not measured."""
     measured = with_values(EXPLAINED, comparison["systems"])
     return [Column("name", "system"), *measured, Column("faithfulness_sentences", "sentences")] if measured else []
 
@@ -160,10 +160,10 @@ def _seed_count(seeds: Sequence[int]) -> str:
 
 
 def power(comparison: Comparison) -> str:
-    """Say how large a difference these seeds and sentences could have shown; empty where nothing varies."""
+    """Describe how large a difference these seeds and sentences can detect; empty if no score varies."""
     rows, name = comparison["differences"], NAMES[comparison["metric"]]
     show, sizes = score_decimals(comparison["metric"]), [row["detectable"] for row in rows]
-    if not any(sizes):  # no pair of systems, or outputs that are all equal
+    if not any(sizes):  # there is no pair of systems, or all outputs are equal
         return ""
     spread = f" (the median; {show(min(sizes))} to {show(max(sizes))})" if len(sizes) > 1 else ""
     base = "between two systems" if comparison["baseline"] is None else f"to {comparison['baseline']}"
@@ -199,7 +199,7 @@ def notes_on_scores(comparison: Comparison) -> str:
 
 
 def notes_on_costs(comparison: Comparison) -> str:
-    """Explain times and the scores at an equal budget; empty where nothing is known of the training."""
+    """Explain times, and scores at an equal budget of training; empty if no run has recorded its training."""
     budget, machines = comparison["budget"], comparison["machines"]
     if budget["updates"] is None:
         return ""

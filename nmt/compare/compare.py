@@ -48,7 +48,7 @@ Comparison = dict[str, Any]
 
 
 class Ranking(NamedTuple):
-    """The metric that ranks and is tested, with the model of COMET."""
+    """The metric that ranks systems and is tested; with COMET as the metric also its model."""
 
     metric: Metric = "bleu"
     comet: Comet | None = None
@@ -67,7 +67,7 @@ class Ranking(NamedTuple):
         return -1 if self.metric in LOWER_IS_BETTER else 1
 
     def sentence_scores(self, hypotheses: Sequence[str], held_out: HeldOut) -> Output:
-        """Compute the statistics (N, 2) of metrics that are means of sentence scores: each score, and 1."""
+        """Compute the sentence statistics of COMET, (N, 2): each score, and the count 1. Empty for other metrics."""
         if self.comet is None:
             return {}
         scores = self.comet(held_out.sources, hypotheses, held_out.references)
@@ -88,7 +88,7 @@ def group(entries: Sequence[Entry]) -> list[System]:
             members.append(entry)
     systems = [sorted(members, key=lambda entry: (entry.seed or 0, entry.name)) for members in groups.values()]
     choices = [members[0].choices for members in systems if members[0].choices]
-    # Keys that differ between systems, but not paths that differ between the runs of one.
+    # `varied` are the keys that differ between systems, without paths that differ within a system.
     within = {key for members in systems for key in PATH_KEYS if _differ(key, [entry.choices for entry in members])}
     varied = sorted({key for values in choices for key in values if _differ(key, choices)} - within)
     names = [_name(members[0], [key for key in varied if key != "experiment"]) for members in systems]
@@ -122,7 +122,7 @@ def _name(entry: Entry, varied: Sequence[str]) -> str:
 
 
 def find(name: str, systems: Sequence[System]) -> str | None:
-    """Find the name of the system with this name or run; None if there is none."""
+    """Return the name of the system that has this name or contains the run at this path; None if there is none."""
     path = user_path(name).resolve()
     for system in systems:
         if name == system.name or any(entry.config and Path(entry.name).resolve() == path for entry in system.entries):
@@ -134,7 +134,7 @@ class Field:
     """Systems on one test set, with the sentence statistics of all their runs."""
 
     def __init__(self, systems: Sequence[System], held_out: HeldOut, ranking: Ranking, resampling: Resampling) -> None:
-        """Count the sentences of each run, or read the counts that its evaluation left beside it."""
+        """Compute the sentence statistics of each run, or read the statistics that its evaluation has saved."""
         self.systems, self.ranking, self.resampling = systems, ranking, resampling
         self.sentences = len(held_out.references)
         self.outputs: dict[str, Output] = {}
@@ -153,15 +153,15 @@ class Field:
         self._covariance = np.atleast_2d(np.cov(self._bootstrap[ranking.metric]))
 
     def score(self, entry: Entry, metric: str) -> float:
-        """Score a run."""
+        """Compute the corpus score of a run by a metric."""
         return corpus_score(self.outputs[entry.name][metric], metric)
 
     def mean(self, system: System) -> float:
-        """Average the scores of a system's runs by the metric that ranks."""
+        """Average the scores of a system's runs, by the metric that ranks."""
         return fmean(self._scores(system))
 
     def counts(self, entry: Entry) -> Counts:
-        """Return the statistics of a run's BLEU (N, 10)."""
+        """Return the BLEU statistics of each sentence of a run: (N, 10)."""
         return self.outputs[entry.name]["bleu"]  # type: ignore[return-value]
 
     def ranked(self) -> list[System]:
@@ -169,9 +169,9 @@ class Field:
         return sorted(self.systems, key=lambda system: -self.ranking.sign * self.mean(system))
 
     def run_rows(self, baseline: System | None) -> list[Comparison]:
-        """Score each run of the ranked systems, and test it against the baseline's run of the same seed, or its first.
+        """Score each run of the ranked systems, and test it against the baseline's run of the same seed.
 
-        `_ci` is half the width of the 95 % interval.
+        If the baseline lacks that seed, its first run is used. Keys in `_ci` are half the width of the 95 % interval.
         """
         rows = []
         pairs = [(system, entry) for system in self.ranked() for entry in system.entries]
@@ -195,10 +195,10 @@ class Field:
         return rows
 
     def spread(self, system: System) -> dict[str, Any]:
-        """Compute a system's uncertainty, by the metric that ranks.
+        """Compute the uncertainty of a system's mean score, by the metric that ranks.
 
-        `_ci` is half the width of the 95 % interval, `_sentence_sd` the standard deviation of a run's score between
-        bootstrap samples of the sentences (s_sel of Clark et al. 2011).
+        The key in `_ci` is half the width of the 95 % interval. The key in `_sentence_sd` is the standard deviation of
+        a run's score over bootstrap samples of the sentences (s_sel of Clark et al. 2011).
         """
         metric, scores, rows = self.ranking.metric, self._scores(system), self._of(system)
         samples = self._bootstrap[metric][rows]
@@ -209,9 +209,10 @@ class Field:
         }
 
     def differences(self, baseline: System | None) -> list[dict[str, Any]]:
-        """Test the score of each `system` minus that of the `baseline`; p is corrected for all of them (Holm 1979).
+        """Test the difference of each system from the baseline; `p` is corrected for all these tests (Holm 1979).
 
-        Without a baseline, tests all pairs: the better system of each is its `baseline`.
+        Without a baseline, tests all pairs; in each row, `baseline` is then the better system. A difference is the
+        score of `system` minus that of `baseline`.
         """
         if baseline is None:
             pairs = [(worse, better) for better, worse in combinations(self.ranked(), 2)]
@@ -219,7 +220,7 @@ class Field:
             pairs = [(system, baseline) for system in self.ranked() if system is not baseline]
         stratified = self._stratified(pairs)
         effects = [self._effect(system, base) for system, base in pairs]
-        level = SIGNIFICANT / max(len(pairs), 1)  # of Holm's first step
+        level = SIGNIFICANT / max(len(pairs), 1)  # level of significance in the first step of Holm's method
         rows: list[dict[str, Any]] = []
         for (system, base), effect, dealt in zip(pairs, effects, stratified, strict=True):
             p_raw = effect.p_value
@@ -243,7 +244,7 @@ class Field:
         return [{**row, "p": p} for row, p in zip(rows, corrected, strict=True)]
 
     def letters(self, differences: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-        """Assign letters from the differences of all pairs: systems without a common letter differ."""
+        """Assign letters to systems from the tests of all pairs: systems without a common letter differ."""
         names = [system.name for system in self.ranked()]
         different = [
             (names.index(row["system"]), names.index(row["baseline"])) for row in differences if row["p"] < SIGNIFICANT
@@ -264,7 +265,10 @@ class Field:
     def _paired_tests(
         self, entry: Entry, base: Entry, metrics: Sequence[str]
     ) -> tuple[dict[str, float], dict[str, float]]:
-        """Compute p of a run's difference to another one by paired bootstrap and by paired randomisation, by metric."""
+        """Compute p, by metric, of the difference between a run and `base`.
+
+        Returns the p values of the paired bootstrap, and those of paired approximate randomisation.
+        """
         base_output, output = ({metric: self.outputs[run.name][metric] for metric in metrics} for run in (base, entry))
         bootstrap = {}
         for metric in metrics:
@@ -293,11 +297,11 @@ def compare(
     bootstrap_samples: int,
     randomisation_trials: int,
 ) -> Comparison:
-    """Score and rank systems, and test their differences to the baseline, or with baseline=all those of all pairs.
+    """Score and rank systems, and test their differences from the baseline, or with baseline=all those of all pairs.
 
-    `baseline` is the name of a system; by default it is the best one, with p corrected for all pairs, because the
-    scores have chosen it. `sentences` are the numbers of example sentences, from 1; if empty, `examples` sentences are
-    chosen. docs/run.md describes the result. Raises UserError if one is out of range.
+    `baseline` is the name of a system, by default of the best one. That one is chosen by the tested scores: therefore
+    p is then corrected for all pairs. `sentences` are the numbers of example sentences, from 1; if it is empty,
+    `examples` sentences are chosen. docs/run.md describes the result. Raises UserError for a number out of range.
     """
     resampling = Resampling(len(held_out.references), bootstrap_samples, randomisation_trials)
     field = Field(systems, held_out, ranking, resampling)
@@ -339,14 +343,14 @@ def compare(
 
 
 class Budget(NamedTuple):
-    """The training that all systems have had: that of the shortest and of the fastest one."""
+    """An amount of training that every system has had, at which learning curves are compared."""
 
-    updates: int | None  # of the run with the fewest
-    seconds: float | None  # that the updates of the fastest system take, the mean over its seeds
+    updates: int | None  # number of updates of the run with the fewest
+    seconds: float | None  # training time of the fastest system, mean over its seeds
 
     @classmethod
     def of(cls, systems: Sequence[System]) -> Self:
-        """Read the budget from the training of all runs; None where nothing is known of it."""
+        """Find the budget in the training of all runs; a field is None if no run has recorded it."""
         updates = [entry.training.updates for system in systems for entry in system.entries]
         costs = [_mean(entry.training.cost for entry in system.entries) for system in systems]
         return cls(
@@ -355,27 +359,30 @@ class Budget(NamedTuple):
         )
 
     def scores(self, entry: Entry) -> tuple[float | None, float | None]:
-        """Read a run's validation BLEU after the updates, and after the seconds, from its learning curve."""
+        """Read validation BLEU from a run's learning curve: after the budget's updates, and after its seconds."""
         curve, updates, pace = entry.training.curve, self.updates, entry.training.update_seconds
         in_time = None if self.seconds is None or pace is None else self.seconds / pace
         return _bleu_after(curve, updates), _bleu_after(curve, in_time)
 
 
 def _bleu_after(curve: Sequence[Validation], updates: float | None) -> float | None:
-    """Interpolate a learning curve, linear between validations, from 0 BLEU without training to its last value."""
+    """Read a learning curve after so many updates: linear between validations, from 0 BLEU before training.
+
+    After the last validation the curve is constant.
+    """
     if updates is None or not curve:
         return None
     return float(np.interp(updates, [0, *(point.updates for point in curve)], [0, *(point.bleu for point in curve)]))
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    """Average the values that are not None; None without any."""
+    """Average the values that are not None; return None if all are."""
     numbers = [value for value in values if value is not None]
     return fmean(numbers) if numbers else None
 
 
 def _system_row(system: System, field: Field, held_out: HeldOut, budget: Budget) -> Comparison:
-    """Compute a row of the ranked table, with the lines of its charts. Means are over the seeds."""
+    """Compute a system's row of the ranked table, with the data of its charts. Means are over the seeds."""
     entries = system.entries
     row: Comparison = {"name": system.name, "seeds": [entry.seed for entry in entries if entry.seed is not None]}
     for metric in field.metrics:
@@ -408,13 +415,13 @@ def _system_row(system: System, field: Field, held_out: HeldOut, budget: Budget)
 
 
 def _bleu_by_length(runs: Sequence[Counts], sources: Sequence[str], parts: int) -> list[Comparison]:
-    """Score parts of the test set, by source length, from statistics of BLEU (N, 10); means over the runs."""
+    """Compute BLEU in `parts` of the test set by source length, the mean over runs, from BLEU statistics (N, 10)."""
     buckets = zip(*(score_by_length(counts, sources, parts) for counts in runs), strict=True)
     return [{**bucket[0], "bleu": _rounded(fmean(part["bleu"] for part in bucket))} for bucket in buckets]
 
 
 def _mean_curve(entries: Sequence[Entry]) -> list[dict[str, float | None]]:
-    """Average the learning curves of runs at each number of updates, over the runs with a validation there."""
+    """Average the learning curves of runs. The mean at a number of updates is over the runs validated there."""
     points: dict[int, list[Validation]] = {}
     for entry in entries:
         for point in entry.training.curve:
@@ -436,17 +443,17 @@ def _rounded(value: Any) -> Any:  # noqa: ANN401
 
 
 def _all_rounded(row: Mapping[str, Any]) -> Comparison:
-    """Round to 4 decimals all but p values, which Holm's correction multiplies."""
+    """Round all values to 4 decimals, except p values."""
     return {key: value if key == "p" or key.startswith("p_") else _rounded(value) for key, value in row.items()}
 
 
 def example_sentences(
     systems: Sequence[System], field: Field, held_out: HeldOut, count: int, sentences: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """Choose sentences, and collect their translations by each system's first run with the attention between words.
+    """Choose example sentences, and collect their translations and word attention from the first run of each system.
 
-    Unless `sentences` gives their numbers, half are those where the systems differ most and half are spread over all
-    lengths. Raises UserError if a number is out of range.
+    If `sentences` is empty, `count` sentences are chosen: half of them are those where the systems differ most, the
+    other half is spread over all lengths. Raises UserError if a number in `sentences` is out of range.
     """
     total = len(held_out.references)
     for number in sentences:
@@ -483,7 +490,7 @@ def example_sentences(
 
 
 def _word_alignments(entry: Entry, numbers: Sequence[int], total: int) -> dict[int, dict[str, Any] | None]:
-    """Read the attention between the words of these sentences; None for a run without."""
+    """Read the attention between words, by sentence index; None for each sentence if the run has stored none."""
     if entry.word_weights is None:
         return dict.fromkeys(numbers)
     lines = read_lines(entry.word_weights)
@@ -498,7 +505,10 @@ def _word_alignments(entry: Entry, numbers: Sequence[int], total: int) -> dict[i
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
-    """Convert words and weights to what the page shows: the file may come from a stranger. Raises ValueError, ..."""
+    """Parse the words and the attention weights of a sentence, and check them: the file may come from a stranger.
+
+    Raises ValueError, KeyError, TypeError, OverflowError or RecursionError for a malformed line.
+    """
     values = json.loads(line)
     if not values:
         return None

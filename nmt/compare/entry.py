@@ -1,4 +1,4 @@
-"""Read the outputs to compare, of runs and of other systems, with their test set and the training of each run."""
+"""Read the outputs of runs and of other systems, with their test set and the records of each run's training."""
 
 import glob
 import json
@@ -27,14 +27,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class HeldOut:
-    """A test set with the settings of its scores."""
+    """A test or validation set, with the settings by which outputs are scored on it."""
 
     sources: list[str]
     references: list[str]
     settings: ScoreSettings
 
     def difference(self, other: "HeldOut") -> str | None:
-        """Say why scores on the two are not comparable; None if they are."""
+        """Say why scores on this set and on the other one are not comparable; None if they are."""
         for side in ("sources", "references"):
             lines, other_lines = getattr(self, side), getattr(other, side)
             if len(lines) != len(other_lines):
@@ -61,22 +61,23 @@ class Validation(NamedTuple):
 
 @dataclass(frozen=True)
 class Training:
-    """What a run's manifest and metrics.jsonl say of its training; None where they say nothing."""
+    """The training of a run, as its manifest and metrics.jsonl record it; a field without a record is None."""
 
-    seconds: float | None = None  # of updates, without validations
+    seconds: float | None = None  # duration of all updates, without validations
     updates: int | None = None
-    update_seconds: float | None = None
+    update_seconds: float | None = None  # usual duration of one update, see `read`
     tokens_per_second: float | None = None  # target tokens, the mean over all updates
-    perplexity: float | None = None  # of the best checkpoint on the validation set
+    perplexity: float | None = None  # validation perplexity of the best checkpoint
     machine: str = ""
     curve: Sequence[Validation] = ()
 
     @classmethod
     def read(cls, manifest: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> "Training":
-        """Read the manifest and the records of metrics.jsonl. Raises ValueError, TypeError or KeyError for nonsense.
+        """Read the manifest and the records of metrics.jsonl.
 
-        The seconds of an update are the target tokens of a mean update, divided by the median speed of the logged
-        windows: other work on the machine for a while does not change them.
+        `update_seconds` is the mean number of target tokens of an update, divided by the median of the logged speeds.
+        The median ignores times when the machine did other work. Raises ValueError, TypeError or KeyError for malformed
+        values.
         """
         training = manifest.get("training", {})
         seconds, updates, tokens, rate, best = (
@@ -108,13 +109,13 @@ class Training:
 
     @property
     def cost(self) -> float | None:
-        """The seconds that all updates take at the usual speed of this machine."""
+        """The seconds that all updates take at the run's usual speed, `update_seconds`."""
         return self.updates * self.update_seconds if self.updates and self.update_seconds else None
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One output. A system known only by its output has None or empty values for the rest."""
+    """One output to compare. If only the output of a system is known, all other fields are None or empty."""
 
     name: str  # the run's directory, or the system's name
     hypotheses: Sequence[str]
@@ -125,10 +126,10 @@ class Entry:
     parameters: int | None = None
     training: Training = field(default_factory=Training)
     sentences_per_second: float | None = None
-    word_weights: Path | None = None
-    statistics: Path | None = None  # file of its sentence statistics
-    counted: Counted | None = None  # its sentence statistics, if they are known without the file
-    explained: Mapping[str, Any] = field(default_factory=dict)  # figures of nmt.explain.faithfulness
+    word_weights: Path | None = None  # file with the attention between words
+    statistics: Path | None = None  # file with the sentence statistics of the output
+    counted: Counted | None = None  # sentence statistics of the output, if they are known without that file
+    explained: Mapping[str, Any] = field(default_factory=dict)  # figures of nmt.explain.faithfulness, by name
 
 
 @dataclass(frozen=True)
@@ -139,17 +140,18 @@ class System:
     entries: list[Entry]
 
     def of_seed(self, seed: int | None) -> Entry:
-        """Return the entry with this seed, else the first."""
+        """Return the entry with this seed, or else the first entry."""
         return next((entry for entry in self.entries if entry.seed == seed), self.entries[0])
 
 
 def find_runs(names: Sequence[str]) -> dict[Path, bool]:
-    """Find runs and archives by paths, folders that hold runs (such as a sweep's) and patterns: each once, in order.
+    """Find the runs and archives that names lead to, each once, in order. Raises UserError for a name without any run.
 
-    The value is True if a name is the run's own path, not a folder's. Raises UserError for a name without any run.
+    A name is a run's path, a folder that holds runs (such as a sweep's) or a pattern. The value is True if one of the
+    names is the path of the run itself.
     """
     runs: dict[Path, bool] = {}
-    first: dict[Path, Path] = {}  # by resolved path: several names may lead to one run
+    first: dict[Path, Path] = {}  # from a resolved path to the first path that led to it
     for name in names:
         named = user_path(name)
         paths = [named] if named.exists() else [Path(path) for path in sorted(glob.glob(str(named), recursive=True))]
@@ -175,7 +177,7 @@ def _runs_at(path: Path) -> list[Path]:
 
 
 def read_run(path: Path, split: str) -> tuple[Entry, HeldOut]:
-    """Read the output of a finished run. Raises UserError for a run without the split's translations, or damaged."""
+    """Read the output of a finished run. Raises UserError if the split's results are missing or a file is damaged."""
     try:
         return _read_run(path, split)
     except UserError:
@@ -216,9 +218,9 @@ def _read_run(path: Path, split: str) -> tuple[Entry, HeldOut]:
 
 
 def _read_training(run: RunDirectory) -> tuple[dict[str, Any], ScoreSettings, str]:
-    """Read a run's fields of Entry, the settings of its scores, and the command that evaluates it again."""
+    """Read a trained run's fields of Entry, its score settings, and the command that evaluates it again."""
     values, manifest = load_values(run.config), run.read_manifest()
-    try:  # only what is needed, so that runs of other versions can be read
+    try:  # without checking the whole configuration, so that runs of other versions can be read
         seed, settings = values["seed"], read_settings(values)
     except (KeyError, TypeError) as error:
         raise UserError(f"{run.config}: is not the configuration of a run ({error} is missing)") from None
@@ -233,7 +235,10 @@ def _read_training(run: RunDirectory) -> tuple[dict[str, Any], ScoreSettings, st
 
 
 def read_settings(values: Mapping[str, Any]) -> ScoreSettings:
-    """Read how a run with this configuration is scored, all target languages together. Raises KeyError or TypeError."""
+    """Read the score settings of a run with this configuration, for all its target languages together.
+
+    Raises KeyError or TypeError if a value is missing.
+    """
     data = values["data"]
     languages = ",".join(dict.fromkeys(corpus["target_lang"] for corpus in data.get("corpora") or [data]))
     settings = score_settings(validated(schema.Evaluation, values["evaluation"]), languages)
@@ -241,7 +246,7 @@ def read_settings(values: Mapping[str, Any]) -> ScoreSettings:
 
 
 def _read_evaluation(folder: RunDirectory) -> tuple[dict[str, Any], ScoreSettings, str]:
-    """Read the same from the folder of an evaluation, such as an ensemble's."""
+    """Read from the folder of an evaluation, such as an ensemble's, what `_read_training` reads from a trained run."""
     values = read_json(folder.path / EVALUATION)
     fields = {
         "config": digest(values),
@@ -261,7 +266,7 @@ def _aer(run: RunDirectory, split: str, gold: list[str] | None) -> float | None:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read the records of metrics.jsonl; a line that a kill cut short is left out."""
+    """Read the records of metrics.jsonl, except a line that was cut short when the process was killed."""
     records = []
     for line in text_lines(path) if path.is_file() else []:
         with suppress(ValueError):
@@ -277,14 +282,14 @@ def _machine(manifest: Mapping[str, Any]) -> str:
 
 
 def _measure(value: Any) -> Any:  # noqa: ANN401
-    """Check a duration, rate, score or count, or None. Raises ValueError if it is out of range."""
+    """Return a duration, rate, score or count unchanged, also None. Raises ValueError if it is out of range."""
     if value is not None and not 0 <= value <= 1e15:  # noqa: PLR2004  # sums and products are finite
         raise ValueError(f"{value!r} is out of range")
     return value
 
 
 def count_sentences(entry: Entry, held_out: HeldOut) -> Counted:
-    """Count the sentence statistics of an output, or read them from the file beside it."""
+    """Compute the sentence statistics of an output, or read them from the file beside it."""
     if entry.counted is not None:
         return entry.counted
     texts = entry.hypotheses, held_out.references, held_out.settings
@@ -292,7 +297,7 @@ def count_sentences(entry: Entry, held_out: HeldOut) -> Counted:
 
 
 def read_systems(systems: Sequence[str], held_out: HeldOut) -> list[Entry]:
-    """Read outputs of other systems, each NAME=FILE. Raises UserError naming the file and what is wrong."""
+    """Read the outputs of other systems, each given as NAME=FILE. Raises UserError if one cannot be compared."""
     entries: dict[str, Entry] = {}
     for system in systems:
         name, _, file = system.partition("=")

@@ -1,4 +1,4 @@
-"""The jobs of a sweep: why one failed, the table of all, and the comparison of those that have finished."""
+"""The jobs of a sweep: records of failures, the table of all jobs, and the comparison of finished jobs."""
 
 import logging
 import os
@@ -22,7 +22,10 @@ log = logging.getLogger(__name__)
 
 
 def mark_sweep(directory: Path, jobs: int) -> None:
-    """Mark a sweep's directory, with the number of its jobs if that is known (not 0). A larger number stays."""
+    """Mark a sweep's directory by a file that holds the number of its jobs, unless the file holds a larger number.
+
+    Without a known number, 0, the file may be empty.
+    """
     if jobs > planned_jobs(directory):
         write_atomically(directory / SWEEP, f"{jobs}\n".encode())
     else:
@@ -30,7 +33,7 @@ def mark_sweep(directory: Path, jobs: int) -> None:
 
 
 def planned_jobs(directory: Path) -> int:
-    """Read the number of jobs of the sweep in the directory; 0 if it is not known, or if there is no sweep."""
+    """Read the number of jobs of the sweep in a directory; 0 if the number is unknown or there is no sweep."""
     try:
         return int(read_bytes(directory / SWEEP))
     except (OSError, ValueError):
@@ -46,9 +49,9 @@ def record_failure(directory: Path, message: str, overrides: Sequence[str]) -> N
 
 
 def report_jobs(sweep: Path, searched: bool) -> int:
-    """Print and write the table of all jobs, and compare those that have finished. Returns the exit status.
+    """Print and write the table of all jobs, and compare the finished ones. Returns the exit status.
 
-    The runs of a search (`searched`) are compared on the validation set: the test set must not choose among them.
+    After a search (`searched`), runs are compared on the validation set: the test set must not choose between them.
     """
     from nmt.compare.report import write_comparison
 
@@ -70,7 +73,7 @@ def report_jobs(sweep: Path, searched: bool) -> int:
         failed = row["status"] == "failed"
         details = f" ({row['directory']}/{ERROR})" if failed else ""
         print(printable(f"nmt-train: error: {row['job']}: {row['error']}{details}"), file=sys.stderr)
-        if not failed:  # the run finished in an earlier start; drop the error of this repeated one
+        if not failed:  # the run had finished at an earlier start: only the repeated start failed
             (sweep / row["job"] / ERROR).unlink(missing_ok=True)
     write_atomically(sweep / "jobs.json", to_json({"jobs": rows}, indent=2).encode())
     write_atomically(sweep / "jobs.md", f"{table.markdown(rows, columns)}\n".encode())
@@ -128,5 +131,5 @@ def _job(sweep: Path, path: Path) -> dict[str, Any]:
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
-    """Sort 2 before 10."""
+    """Return a sort key by which 2 comes before 10."""
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", str(path))]
