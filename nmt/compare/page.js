@@ -1,6 +1,6 @@
 "use strict";
 
-const MAX_SOURCE_WORDS = 4; // listed for a word
+const MAX_SOURCE_WORDS = 4; // source words that are listed for a target word
 
 // The element under the pointer takes precedence over the focused one.
 const ELEMENTS = { mouseover: "target", mouseout: "relatedTarget", focusin: "target", focusout: "relatedTarget" };
@@ -31,7 +31,7 @@ function highlightAttention(word) {
   example.querySelector(".readout").replaceChildren(name(word), " ← ", ...shares);
 }
 
-// The word's text, isolated from the writing direction of the text around it.
+// Returns the word's text, isolated from the writing direction of the text around it.
 function name(word) {
   const element = document.createElement("bdi");
   element.textContent = word.textContent;
@@ -62,7 +62,7 @@ document.addEventListener("keydown", (event) => {
   next.focus();
 });
 
-// A click on a heading sorts by its column, a second one reverses; unknown values stay last.
+// A click on a heading sorts by its column, a second click reverses the order; unknown values stay last.
 document.addEventListener("click", (event) => {
   const heading = event.target.closest("th[aria-sort]");
   if (!heading) return;

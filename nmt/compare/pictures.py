@@ -1,7 +1,7 @@
 """Pictures of a comparison, drawn by matplotlib: PNG and SVG files, and SVG for the page in the page's colours.
 
-Systems are numbered from 0 by their rank, in every picture. Each of the first six has a colour and a marker; the others
-are grey, so that many systems stay readable, and every line and point has its system's name beside it.
+In every picture, systems are numbered from 0 by their rank. Each of the first six systems has a colour and a marker.
+The others are grey, so that many systems stay readable. Every line and point has its system's name beside it.
 """
 
 import io
@@ -29,7 +29,7 @@ from nmt.compare.columns import NAMES, score_decimals
 from nmt.compare.compare import SIGNIFICANT, Comparison
 from nmt.translate.heatmap import installed_fonts, one_warning_of_boxes
 
-# The page's light colours by the names of its custom properties, which replace them on the page.
+# Colours of the page's light theme, by the CSS custom property that replaces the colour on the page.
 THEME = {
     "ink": "#1a1f26",
     "muted": "#586270",
@@ -44,16 +44,16 @@ THEME = {
 }
 COLOURS = [colour for name, colour in THEME.items() if name.startswith("colour")]
 INK, MUTED, RULE, PAPER = (THEME[name] for name in ("ink", "muted", "rule", "paper"))
-MARKERS, GLYPHS = "os^Dv*", "●■▲◆▼★"  # of the coloured systems, in pictures and in tables
+MARKERS, GLYPHS = "os^Dv*", "●■▲◆▼★"  # markers of the coloured systems, for matplotlib and for tables
 SHADES = LinearSegmentedColormap.from_list("shades", ["#e9a15b", "#fbf3ea", "#f4f5f7", "#eaf0fc", "#86a8ee"])
-CELL_INK = "#15191e"  # on shades, which are the same in both themes
-WIDTH = 8.6  # inches
-FONT, LINE = 8.5, 12.0  # points: size of a name and height of its line
+CELL_INK = "#15191e"  # colour of text on SHADES, which are the same in both themes
+WIDTH = 8.6  # width of a picture in inches
+FONT, LINE = 8.5, 12.0  # size of a name and height of its line, in points
 DPI = 200
-MAX_NAME = 30  # letters
-CENTRAL = 0.9  # share of the systems that decides the limits of an axis; the others stand at its edge
+MAX_NAME = 30  # characters of a name
+CENTRAL = 0.9  # share of the systems that decides the limits of an axis; systems beyond are drawn at its edge
 SVG = "http://www.w3.org/2000/svg"
-Drawn = tuple[str, Figure, Mapping[str, Sequence[str]]]  # fields of Picture
+Drawn = tuple[str, Figure, Mapping[str, Sequence[str]]]  # title, figure and hints of a Picture
 STYLE: Any = {
     **{"font.size": FONT, "axes.labelsize": FONT, "axes.titlesize": 11, "xtick.labelsize": 8, "ytick.labelsize": 8},
     **{"text.color": INK, "axes.labelcolor": MUTED, "xtick.color": MUTED, "ytick.color": MUTED},
@@ -65,9 +65,9 @@ STYLE: Any = {
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure with its tooltips: by the id of an artist, a text for each of its points."""
+    """A figure with its tooltips, `hints`: a text for each point of an artist, by the artist's id."""
 
-    name: str  # of its files, without the ending
+    name: str  # file name without suffix
     title: str
     figure: Figure
     hints: Mapping[str, Sequence[str]]
@@ -82,7 +82,10 @@ class Picture:
         return self._rendered(format="svg", metadata={"Date": None, "Creator": None}).decode()
 
     def inline(self) -> Markup:
-        """Convert to SVG for the page: in its colours, with hints, and with the number of the system of each part."""
+        """Convert to SVG for the page: with the page's colours and hints.
+
+        The attribute data-system of an element is the number of the system that it shows.
+        """
         root = ElementTree.fromstring(self.svg)
         for parent in root.iter():
             for child in list(parent):
@@ -127,7 +130,7 @@ class Series(NamedTuple):
 
 
 def draw(comparison: Comparison) -> dict[str, Picture]:
-    """Draw the pictures of a comparison, by subject; without those whose values are unknown."""
+    """Draw the pictures of a comparison, by name. A picture whose values are unknown is left out."""
     systems, metric = comparison["systems"], comparison["metric"]
     names = short_names([system["name"] for system in systems])
     everything = list(zip(range(len(systems)), names, systems, strict=True))
@@ -166,7 +169,7 @@ MASKING = {
 
 
 def key(number: int) -> Markup:
-    """Mark a system in tables as in the pictures."""
+    """Return the HTML of a system's mark in tables, which has the form and colour of its marker in pictures."""
     if number >= len(COLOURS):
         return Markup('<span class="key" aria-hidden="true">·</span>')
     text = '<span class="key" aria-hidden="true" style="color: var(--colour-{})">{}</span>'
@@ -174,7 +177,7 @@ def key(number: int) -> Markup:
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """Shorten long names: first their keys lose sections, unless two names become equal, then the end is cut."""
+    """Shorten names above MAX_NAME: drop the sections of keys unless two names become equal, then cut the end."""
     short = [" ".join(re.sub(r"^\S*[/.](?=[^/.]*=)", "", word) for word in name.split()) for name in names]
     labels = [name if len(name) <= MAX_NAME or short.count(s) > 1 else s for name, s in zip(names, short, strict=True)]
     return [label if len(label) <= MAX_NAME else f"{label[: MAX_NAME - 1]}…" for label in labels]
@@ -182,14 +185,14 @@ def short_names(names: Sequence[str]) -> list[str]:
 
 @contextmanager
 def _style(salt: str = "nmt") -> Iterator[None]:
-    """Apply STYLE, with fonts for any script; `salt` makes the ids in SVG differ from those of other pictures."""
+    """Apply STYLE with fonts for all scripts. Pictures with different `salt` have different ids in SVG."""
     fonts = [*installed_fonts(), "sans-serif"]
     with one_warning_of_boxes(), matplotlib.rc_context({**STYLE, "font.family": fonts, "svg.hashsalt": salt}):
         yield
 
 
 def _scaled(seconds: Sequence[float | None]) -> tuple[list[float | None], str]:
-    """Convert times to a unit that suits the longest one."""
+    """Convert times to a unit that suits the longest one; return the times and the name of the unit."""
     longest = max((value for value in seconds if value is not None), default=0)
     unit, length = next(((u, n) for u, n in (("hours", 3600), ("minutes", 60)) if longest >= 2 * n), ("seconds", 1))
     return [None if value is None else value / length for value in seconds], unit
@@ -200,7 +203,7 @@ def _colour(number: int) -> str:
 
 
 def _marking(number: int) -> dict[str, Any]:
-    """The style of a line or point of a system."""
+    """Return the matplotlib style of a system's lines and points."""
     if number < len(COLOURS):
         return {"color": COLOURS[number], "marker": MARKERS[number], "linewidth": 1.8, "zorder": 3 - number / 100}
     return {"color": MUTED, "marker": "o", "linewidth": 0.9, "alpha": 0.55, "markersize": 2.5, "zorder": 2}
@@ -222,12 +225,12 @@ def _axes(title: str, height: float, left: float, right: float, top: float = 0.4
 
 
 def _text_inches(names: Sequence[str]) -> float:
-    """An upper bound of the width of the longest name."""
+    """Estimate an upper bound of the width of the longest name in inches."""
     return max(map(len, names), default=0) * FONT * 0.62 / 72
 
 
 def _central_limits(lows: Sequence[float], highs: Sequence[float]) -> tuple[float, float]:
-    """Choose limits of an axis that most intervals lie within, so that a few far ones do not squeeze the others."""
+    """Choose axis limits within which most intervals lie, so that a few distant intervals do not squeeze the others."""
     middles = (np.array(lows) + np.array(highs)) / 2
     centre = float(np.median(middles))
     radius = float(np.quantile(np.abs(middles - centre), CENTRAL)) * 1.5
@@ -239,7 +242,7 @@ def _central_limits(lows: Sequence[float], highs: Sequence[float]) -> tuple[floa
 
 
 def _forest(comparison: Comparison, names: Sequence[str]) -> Drawn | None:
-    """Draw the differences to the baseline with their 95 % intervals; without a baseline the scores with theirs."""
+    """Draw the differences from the baseline, or the scores if there is none, with their 95 % intervals."""
     metric, baseline, systems = comparison["metric"], comparison["baseline"], comparison["systems"]
     key = metric if baseline is None else "difference"
     rows = [(number, system) for number, system in enumerate(systems) if system.get(key) is not None]
@@ -292,7 +295,7 @@ def _forest(comparison: Comparison, names: Sequence[str]) -> Drawn | None:
 
 
 def _lines(series: Sequence[Series], title: str, x_label: str, y_label: str) -> Drawn | None:
-    """Draw a line for each system, with all names in a column on the right."""
+    """Draw a line for each system, and the names of the systems in a column on the right."""
     plotted = [line for line in series if line.complete_points()]
     if not plotted:
         return None
@@ -330,7 +333,7 @@ def _lines(series: Sequence[Series], title: str, x_label: str, y_label: str) -> 
 def spread(values: Sequence[float], gap: float) -> list[float]:
     """Move values in [0, 1] as little as possible so that any two are at least `gap` apart (isotonic regression)."""
     order = np.argsort(values, kind="stable")
-    blocks: list[list[float]] = []  # sum, count
+    blocks: list[list[float]] = []  # [sum, count] of neighbouring `value - rank * gap` that their mean replaces
     for rank, index in enumerate(order):
         blocks.append([values[index] - rank * gap, 1])
         while len(blocks) > 1 and blocks[-2][0] / blocks[-2][1] >= blocks[-1][0] / blocks[-1][1]:
@@ -386,7 +389,7 @@ def _scatter(series: Sequence[Series], title: str, x_label: str, metric: str) ->
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> set[int]:
-    """Find the points (cost, quality) to which no cheaper or equally cheap one is better or equal."""
+    """Find the indices of points (cost, quality) whose quality no other point reaches at the same or a lower cost."""
     front, best = set(), -math.inf
     for index in sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1])):
         if points[index][1] > best:
@@ -396,7 +399,7 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> set[int]:
 
 
 def _staircase(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Join points from left to right by a level and then an upright line each."""
+    """Return the corners of a line through points from left to right that only runs horizontally or vertically."""
     corners = [points[0]]
     for (_, before), (x, y) in pairwise(points):
         corners += [(x, before), (x, y)]
@@ -449,7 +452,7 @@ def _name_points(
 
 
 def _lengths(systems: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Drawn | None:
-    """Draw BLEU by source length as a table, in shades by the distance from the median system."""
+    """Draw BLEU by source length as a table. The shade of a cell is its distance from the median system."""
     longest = max((system["bleu_by_length"] for system in systems), key=len)
     if len(longest) <= 1:
         return None

@@ -1,4 +1,4 @@
-"""Gather what is compared, and write the comparison: tables, pictures, JSON and a page."""
+"""Gather the outputs to compare, and write the comparison: tables, pictures, JSON and a page."""
 
 import csv
 import io
@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 def gather(runs: Sequence[str], systems: Sequence[str], split: str) -> tuple[list[Entry], HeldOut]:
     """Read the outputs to compare, with their test set.
 
-    A run without results is left out with a warning if a folder or pattern led to it. Raises UserError if it was named
-    itself, and for outputs that cannot be compared.
+    A run without results raises UserError if `runs` names it directly. If only a folder or pattern led to it, it is
+    left out with a warning. Outputs that cannot be compared raise UserError.
     """
     entries: list[Entry] = []
     held_out: HeldOut | None = None
@@ -58,7 +58,7 @@ def gather(runs: Sequence[str], systems: Sequence[str], split: str) -> tuple[lis
 
 
 def unfinished_sweeps(names: Sequence[str], entries: Iterable[Entry]) -> list[str]:
-    """Say in a sentence for each sweep among the folders named how many of its jobs have no run here."""
+    """Return a sentence for each unfinished sweep among the names: how many of its jobs have no run in the entries."""
     runs = [Path(entry.name).resolve() for entry in entries if entry.config]
     sentences = []
     for name in names:
@@ -77,7 +77,7 @@ def compare_runs(
     baseline: str | None = None,
     **settings: Any,  # noqa: ANN401
 ) -> Comparison:
-    """Gather and compare. `settings` are those of `compare`.
+    """Gather outputs and compare them. `settings` are passed on to `compare`.
 
     `baseline` names a system or a run, or is "all" for all pairs. Raises UserError if it is unknown, and for the errors
     of `gather` and `compare`.
@@ -113,7 +113,10 @@ def write_files(comparison: Comparison, output: Path) -> None:
 
 
 def tables(comparison: Comparison, render: Render, in_full: bool = False) -> str:
-    """Format the table of systems with what its tests could show. in_full: all columns, runs and notes as well."""
+    """Format the table of systems, with the difference that its tests can detect.
+
+    With `in_full`, adds the columns that are otherwise left out, the table of runs and the notes.
+    """
     metric = comparison["metric"]
     title = f"{comparison['split']}: {comparison['sentences']} sentences, {comparison['signature']}"
     title += "" if metric == "bleu" else f"; ranked by {columns.NAMES[metric]}"
@@ -132,7 +135,11 @@ def tables(comparison: Comparison, render: Render, in_full: bool = False) -> str
 
 
 def _text_table(comparison: Comparison, key: str, shown: Sequence[Column], render: Render) -> str:
-    """Format the rows of a comparison; the standard deviations between seeds have no place beside other means."""
+    """Format the rows of a comparison.
+
+    In a table of systems or pairs, only the metric that ranks and the difference have a spread after ±. In the table of
+    runs, all scores have one.
+    """
     metric = comparison["metric"]
     joined = {*columns.NAMES, "difference"} if key == "runs" else {metric, "difference"}
     rows, whole = [], []
@@ -152,7 +159,7 @@ def _with_star(show: Callable[[float], str], p: float) -> str:
 
 
 def _csv(comparison: Comparison, key: str) -> str:
-    """Format rows without the data of charts; several seeds stand in one cell."""
+    """Format rows as CSV, without lists and mappings, which are the data of charts. All seeds stand in one cell."""
     shared = {name: comparison[name] for name in ("split", "baseline") if name == "split" or key != "differences"}
     lines = []
     for row in comparison[key]:
@@ -196,12 +203,12 @@ def page(comparison: Comparison, pictures: Mapping[str, Picture]) -> str:
 
 
 def breakable(name: str) -> Markup:
-    """Allow a name such as attention/score=dot to break between its parts."""
+    """Allow line breaks between the parts of a name such as attention/score=dot."""
     return Markup("<wbr>").join(re.split(r"(?<=[/=.,_])", name))
 
 
 def _page_table(comparison: Comparison, key: str, shown: Sequence[Column]) -> dict[str, Any]:
-    """Format headings, and each row as (system, cells)."""
+    """Format a table for the page: its headings, and its rows as (system, cells)."""
     metric = comparison["metric"]
     rows = [
         (row.get("name", row.get("system")), [columns.cell(row, column, metric) or UNKNOWN for column in shown])
@@ -223,7 +230,7 @@ def _page_table(comparison: Comparison, key: str, shown: Sequence[Column]) -> di
 
 
 def _common_source(example: Mapping[str, Any]) -> list[str] | None:
-    """Return the source words as most systems segmented them; None without any alignment."""
+    """Return the source words as most systems segment them; None if no system has an alignment."""
     alignments = [translation["alignment"] for translation in example["translations"]]
     sources = Counter(tuple(alignment["source"]) for alignment in alignments if alignment)
     return list(sources.most_common(1)[0][0]) if sources else None
