@@ -20,7 +20,7 @@ from nmt.config.schema import TrainConfig
 
 RECIPE = "recipe"
 CHANGES = {
-    # Parts of the recipe, removed
+    # Parts of the recipe that a change removes or reduces
     "no-label-smoothing": "training.label_smoothing=0",
     "no-dropout": "embedding.dropout=0 encoder.dropout=0 decoder.dropout=0",
     "luong_dot": "attention=luong_dot",
@@ -28,7 +28,7 @@ CHANGES = {
     "untied-output": "embedding.tie_output=false",
     "narrow-embeddings": "embedding.dim=256",
     "larger-batches": "training.batch_sentences=256 training.batch_tokens=8192",
-    # Methods the recipe does not use, added
+    # Methods that the recipe does not use and a change adds
     "vocabulary-10000": "tokenizer.vocab_size=10000",
     "lstm": "encoder=lstm decoder=lstm",
     "two-layers": "encoder.layers=2 encoder.residual=true",
@@ -67,7 +67,7 @@ def main() -> int:
 
 
 def effective(changes: dict[str, str], overrides: list[str]) -> dict[str, str]:
-    """The changes that have an effect. Raises UserError for the first that nmt-train would refuse."""
+    """Return the changes that alter the recipe. Raises UserError for the first change that nmt-train would refuse."""
     recipe, result = compose("train", TrainConfig, overrides, auto_size="small")[0], {}
     for name, change in changes.items():
         if (
@@ -81,7 +81,7 @@ def effective(changes: dict[str, str], overrides: list[str]) -> dict[str, str]:
 
 
 def train_and_compare(arguments: argparse.Namespace, changes: dict[str, str]) -> int:
-    """Returns the exit status."""
+    """Train the recipe and all changes with each seed, and compare the runs. Returns the exit status."""
     overrides = {
         arguments.directory / name / str(seed): [
             *arguments.overrides,

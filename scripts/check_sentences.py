@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST = 25
-NOT_PROSE = (  # in this order
+NOT_PROSE = (  # patterns of text that does not count; they are applied in this order
     r"<!-- (?:parts|figures) -->.*?<!-- end -->",
     r"<!--.*?-->",
     r"^ *```.*?^ *```",
     r"^\$\$.*?\$\$",
-    r"^\*\*Paper:\*\*.*?(?=\n\n)",  # titles of papers are as long as they are
+    r"^\*\*Paper:\*\*.*?(?=\n\n)",  # titles of papers may be long
     r"^ *\|.*?$",
     r"^\[[^\]]+\]: .*?$",
     r"!\[[^\]]*\]\([^)]*\)",
@@ -27,7 +27,7 @@ NOT_PROSE = (  # in this order
     r"(?<=\S)\*\*$",
     r"</?\w[^>]*>",
 )
-CODE = r"`[^`]+`|\$[^$\n]+(?:\n[^$\n]+)?\$"  # not counted either, but a sentence may begin with it
+CODE = r"`[^`]+`|\$[^$\n]+(?:\n[^$\n]+)?\$"  # code and formulas do not count either, but a sentence may begin with one
 BLOCK = r"\n\s*\n|\n(?= *(?:[-*#]|\d+\.) )|\n(?=#)|(?<=[^\n])\n(?=!!!)"
 END = r"(?<!\beq)(?<!\bal)(?<!\bsec)(?<!\bvs)[.!?][\"')*\]]*\s+(?=[^\sa-z])"
 
@@ -39,7 +39,7 @@ class Sentence(NamedTuple):
 
 
 def blank(match: re.Match[str]) -> str:
-    """Replace what does not count by spaces, so that every line stays where it is."""
+    """Return spaces and line breaks in place of the matched text, so that line numbers stay the same."""
     return re.sub(r"[^\n]", " ", match[0])
 
 

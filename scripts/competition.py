@@ -1,4 +1,4 @@
-"""Competing processes, and the share of the processor that the kernel leaves to this one."""
+"""Start processes that compete for the processor, and measure the share that the kernel leaves to this process."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 SPIN = "import sys, time\nend = time.monotonic() + float(sys.argv[1])\nwhile time.monotonic() < end: pass"
 MEASURE = f"{SPIN}\nprint(time.process_time())"
-MAX_SECONDS = 900.0  # after which a competitor ends by itself
+MAX_SECONDS = 900.0  # after this time a competing process ends by itself
 PROBE_SECONDS = 2.0
 
 
@@ -26,9 +26,9 @@ def competing(processes: int) -> Iterator[None]:
 
 
 def processor_share(threads: int) -> float:
-    """The share of the time for which each of `threads` busy threads has a processor, from 0 to 1.
+    """Measure the share of time, from 0 to 1, for which each of `threads` busy threads has a processor.
 
-    They are processes of this session that never wait for each other.
+    A process of this session stands for each thread. These processes never wait for each other.
     """
     command = [sys.executable, "-c", MEASURE, str(PROBE_SECONDS)]
     began = time.perf_counter()

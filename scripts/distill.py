@@ -65,7 +65,7 @@ def distill(options: argparse.Namespace) -> int:
 
 
 def check_students(teacher: TrainConfig, student: TrainConfig) -> None:
-    """Raises UserError for what the students' runs would refuse once the teachers are trained."""
+    """Raises UserError for mistakes that the students' runs would report only after the teachers are trained."""
     if student.training.start_from is not None and (differences := model_differences(teacher, student)):
         tokenizers = prepare(teacher.data, teacher.tokenizer).tokenizers
         models = [new_model(config, tokenizers).state_dict() for config in (teacher, student)]
@@ -75,7 +75,7 @@ def check_students(teacher: TrainConfig, student: TrainConfig) -> None:
                 f"--student: the teacher's weights do not fit the student's model ({'; '.join(differences)}); with "
                 "training.start_from=null it starts from scratch"
             )
-    if student.tokenizer.kind == "file":  # a teacher's, which does not exist yet
+    if student.tokenizer.kind == "file":  # the file may be that of a teacher, which does not exist yet
         return
     if fingerprint_of(student.data, student.tokenizer) != fingerprint_of(teacher.data, teacher.tokenizer):
         raise UserError(
@@ -85,7 +85,7 @@ def check_students(teacher: TrainConfig, student: TrainConfig) -> None:
 
 
 def begin(folder: Path, settings: dict[str, Any]) -> None:
-    """Record the settings in the folder. Raises UserError if it holds runs of other settings."""
+    """Record the settings in the folder. Raises UserError if the folder holds runs with other settings."""
     path = folder / "distill.json"
     saved = read_json(path) or settings
     if saved.get("overrides") != settings["overrides"]:

@@ -30,7 +30,7 @@ from nmt.system.files import decode_lines, to_json, write_atomically
 from nmt.system.run import RunDirectory, read_json
 
 Pairs = list[tuple[str, str]]
-PIECE = 10_000  # lines translated at a time, and lost by an interruption
+PIECE = 10_000  # lines that are translated and saved at a time; an interruption loses the current piece
 
 
 def main() -> int:
@@ -65,12 +65,12 @@ def diversify(options: argparse.Namespace) -> int:
         failures: list[UserError] = []
 
         def forward(run: Path) -> Pairs:
-            """The sources with the run's translations."""
+            """Return pairs of a source and the run's translation."""
             lines = translated(run, [source for source, _ in pairs], search, bar)
             return [(source, line) for (source, _), line in zip(pairs, lines, strict=True)]
 
         def train_and_translate(run: Path) -> Pairs:
-            """The pairs that a model of either direction generates."""
+            """Train a model of either direction, and return the sentence pairs that it generates."""
             with reporting_failure(failures, bar):
                 finish(run, overrides[run])
                 if run.parent.name == "forward":
@@ -92,7 +92,7 @@ def diversify(options: argparse.Namespace) -> int:
             save(new, text, (config.data.source_lang, config.data.target_lang))
             bar.write(f"{len(new):,} new pairs beside {len(pairs):,}: {text.parent}")
             student = folder / numbered("student", number)
-            # In a thread: at Ctrl-C the pool waits for it, so that the run saves its checkpoint.
+            # Train in a thread of the pool: at Ctrl-C the pool waits for the run, which then saves its checkpoint.
             data = f"data.extra=[{','.join(map(quoted, [*extra, text]))}]"
             pool.submit(finish, student, [*recipe, *own, data]).result()
             bar.update()
@@ -101,12 +101,12 @@ def diversify(options: argparse.Namespace) -> int:
 
 
 def numbered(name: str, number: int) -> str:
-    """NAME, NAME-2, NAME-3, ..."""
+    """Return NAME for number 1, and then NAME-2, NAME-3, ..."""
     return name if number == 1 else f"{name}-{number}"
 
 
 def begin(folder: Path, settings: dict[str, Any], students: list[list[str]]) -> None:
-    """Record the settings in the folder. Raises UserError if it holds runs or translations of other settings."""
+    """Record the settings in the folder. Raises UserError if it holds runs or translations with other settings."""
     path = folder / "diversify.json"
     saved = read_json(path) or settings
     if {**saved, "students": []} != {**settings, "students": []}:
@@ -125,7 +125,7 @@ def begin(folder: Path, settings: dict[str, Any], students: list[list[str]]) -> 
 
 
 def backwards(config: schema.TrainConfig) -> list[str]:
-    """Overrides that exchange source and target. Raises UserError if the corpus has one direction only."""
+    """Return the overrides that exchange source and target. Raises UserError if the corpus has one direction only."""
     data = config.data
     if data.kind == "demo":
         raise UserError("data=demo: has one direction only; give a corpus, such as data=files")
@@ -148,7 +148,7 @@ def backwards(config: schema.TrainConfig) -> list[str]:
 
 
 def translated(run: Path, text: list[str], search: list[str], bar: Any) -> list[str]:  # noqa: ANN401
-    """The lines translated by the run, and saved; after an interruption it continues with the next piece."""
+    """Translate lines by the run and save the translations; after an interruption, continue with the next piece."""
     path = translations(run)
     starts = range(0, len(text), PIECE)
     pieces = [path.with_suffix(f".translations-{start + 1}") for start in starts]
@@ -169,7 +169,7 @@ def translated(run: Path, text: list[str], search: list[str], bar: Any) -> list[
 
 
 def translations(run: Path) -> Path:
-    """The file with the run's translations of the training text."""
+    """Return the file of the run's translations of the training text."""
     return run.with_suffix(".translations")
 
 

@@ -27,14 +27,14 @@ def main() -> None:
 
 
 def draw(arguments: argparse.Namespace) -> str:
-    """Write the picture. Returns the translation. Raises UserError without attention or folder."""
+    """Write the picture, and return the translation. Raises UserError if there is no attention or no such folder."""
     if arguments.output.is_dir() or not arguments.output.absolute().parent.is_dir():
         raise UserError(f"{arguments.output}: must be a file in an existing folder")
     translator = Translator.load(arguments.run)
     translation = translator.translate([arguments.sentence])[0]
     if arguments.saliency:
         shares = explain(translator, arguments.sentence, translation.tokens).saliency
-        assert shares is not None  # one run is no ensemble
+        assert shares is not None  # only an ensemble has no saliency
         figure = draw_alignment(shares, translation.source_tokens, translation.tokens, meaning="share of the gradient")
     elif translation.alignment is None:
         raise UserError(f"{arguments.run} has no attention to draw, or the sentence is empty")

@@ -27,11 +27,11 @@ SENTENCE = (
     "the old man who does not visit the European Economic Area sees a small red house because the famous hospital is "
     "white ."
 )
-IN_CHART = {"none": "o", "bahdanau": "s", "luong_dot": "^"}  # presets and their markers
+IN_CHART = {"none": "o", "bahdanau": "s", "luong_dot": "^"}  # presets in the chart of lengths, and their markers
 
 
 def train(sweep: Path, presets: list[str], overrides: list[str]) -> dict[str, Path]:
-    """Run the sweep, or what is left of it. Returns the run of each preset. Raises UserError if one fails."""
+    """Run the sweep, or the unfinished runs of it. Returns the run of each preset. Raises UserError if a run fails."""
     words = ["-m", f"attention=choice({','.join(presets)})", f"hydra.sweep.dir={quoted(sweep)}", *overrides]
     if subprocess.run([command("nmt-train"), *words], check=False).returncode:
         raise UserError(f"{sweep}: a run failed, see the messages above")
@@ -39,7 +39,7 @@ def train(sweep: Path, presets: list[str], overrides: list[str]) -> dict[str, Pa
 
 
 def draw_attention(run: Path, output: Path) -> None:
-    """What the run attends to over the sentence; the gradients if it has no attention."""
+    """Draw the attention of the run over the sentence, or the gradients if it has no attention."""
     translator = Translator.load(run)
     translation = translator.translate([SENTENCE])[0]
     if translation.alignment is None:
@@ -49,17 +49,17 @@ def draw_attention(run: Path, output: Path) -> None:
 
 
 def draw_gradients(run: Path, output: Path) -> None:
-    """How much each output token depends on each source token."""
+    """Draw how much each output token depends on each source token: its shares of the gradient."""
     translator = Translator.load(run)
     (translation,) = translator.translate([SENTENCE])
     shares = explain(translator, SENTENCE, translation.tokens).saliency
-    assert shares is not None  # one run is no ensemble
+    assert shares is not None  # only an ensemble has no saliency
     figure = draw_alignment(shares, translation.source_tokens, translation.tokens, meaning="share of the gradient")
     save(figure, output)
 
 
 def draw_lengths(comparison: Path, output: Path) -> None:
-    """BLEU by the length of the source sentence, for those of IN_CHART that were compared."""
+    """Draw BLEU by source length, for the presets of IN_CHART that were compared."""
     (compared,) = json.loads(comparison.read_text(encoding="utf-8"))["comparisons"]
     systems = [system for system in compared["systems"] if system["name"] in IN_CHART]
     figure = Figure(figsize=(6.4, 3.6), dpi=150, facecolor="white", layout="constrained")

@@ -1,12 +1,12 @@
-"""Pack what proves the figures of finished runs, without any text of the corpus; check it, and compare the runs by it.
+"""Pack the evidence for the scores of finished runs, without any text of the corpus; check it, and compare the runs.
 
     python scripts/evidence.py pack SWEEP FOLDER     # one small file for each finished run below SWEEP
-    python scripts/evidence.py table FOLDER          # compare them: table, pictures and page in FOLDER/comparison
+    python scripts/evidence.py table FOLDER          # compare the runs: table, pictures and page in FOLDER/comparison
     python scripts/evidence.py check FOLDER          # recompute every score, and every figure of that comparison
 
 A file NAME.npz holds, for validation and test set, sacreBLEU's statistics of each sentence (`test/bleu` (10, N),
 `test/chrf` (18, N), `test/ter` (2, N)) and the number of words of each source (`test/words` (N,)). Its `record` is
-JSON: the configuration, the results, the learning curves and the machine of the run. Files that exist are kept.
+JSON: the configuration, the results, the learning curves and the machine of the run. Existing files are kept.
 """
 
 import argparse
@@ -32,13 +32,13 @@ from nmt.system.run import FINISHED, RunDirectory, digest, load_values, read_jso
 from nmt.system.text_table import markdown
 
 SPLITS = ("validation", "test")
-NOT_PACKED = ("bleu_by_length", "search", "directions")  # of the results: they follow from the rest
-COMPARISON = "comparison"  # folder beside the files
-ROUNDING = 1e-4  # of recorded scores
+NOT_PACKED = ("bleu_by_length", "search", "directions")  # keys of the results that follow from the other values
+COMPARISON = "comparison"  # folder of the comparison, beside the files of the runs
+ROUNDING = 1e-4  # a recorded score may differ by so much from the recomputed one
 
 
 def packed(run: RunDirectory) -> dict[str, Any]:
-    """Collect the arrays of a finished run and its record, by name."""
+    """Collect the arrays of a finished run by name, among them its `record`."""
     arrays: dict[str, Any] = {}
     results = read_json(run.results)
     for split in (split for split in SPLITS if split in results):
@@ -71,7 +71,7 @@ def pack(sweep: Path, folder: Path) -> int:
 
 
 def _write(arrays: dict[str, Any], stream: BinaryIO) -> None:
-    """Write as np.savez_compressed does, but by LZMA, which takes a third less."""
+    """Write arrays as np.savez_compressed does, but with LZMA, whose files are a third smaller."""
     with ZipFile(stream, "w", ZIP_LZMA) as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w") as member:
@@ -79,7 +79,10 @@ def _write(arrays: dict[str, Any], stream: BinaryIO) -> None:
 
 
 def unpack(file: Path, split: str) -> tuple[Entry, HeldOut]:
-    """Read a file as nmt-compare reads a run. Words stand for the source, and the references are empty."""
+    """Read a packed run into what nmt-compare reads from a run.
+
+    A source consists of as many placeholder words as the original had; references are empty.
+    """
     with np.load(file, allow_pickle=False) as arrays:
         record = json.loads(arrays["record"].tobytes())
         counts = {name: arrays[f"{split}/{name}"].T.astype(np.int64) for name in METRICS}
@@ -90,7 +93,7 @@ def unpack(file: Path, split: str) -> tuple[Entry, HeldOut]:
     chosen |= override_values(start.get("overrides", []))
     entry = Entry(
         name=file.stem,
-        hypotheses=[file.stem],  # tells runs apart
+        hypotheses=[file.stem],  # differs between runs, since `group` leaves out equal outputs of a seed
         seed=config["seed"],
         config=digest({key: value for key, value in flatten(config) if key not in {"seed", *NO_EFFECT_KEYS}}),
         choices={key: choice for key, choice in chosen.items() if key not in {"seed", *NO_EFFECT_KEYS}},
@@ -104,7 +107,7 @@ def unpack(file: Path, split: str) -> tuple[Entry, HeldOut]:
 
 
 def compared(folder: Path, split: str, baseline: str | None) -> Comparison:
-    """Compare all runs of a folder, with the tests and figures of nmt-compare. Raises UserError if it has none."""
+    """Compare all packed runs of a folder as nmt-compare does. Raises UserError if the folder has none."""
     runs = [unpack(file, split) for file in sorted(folder.glob("*.npz"))]
     if not runs:
         raise UserError(f"{folder}: has no packed runs")
@@ -116,7 +119,7 @@ def compared(folder: Path, split: str, baseline: str | None) -> Comparison:
 
 
 def table(folder: Path, baseline: str | None) -> int:
-    """Write the comparison of the test set to FOLDER/comparison. Returns the exit status."""
+    """Compare the runs on the test set, and write the comparison to FOLDER/comparison. Returns the exit status."""
     comparison = compared(folder, "test", baseline)
     (folder / COMPARISON).mkdir(exist_ok=True)
     write_files(comparison, folder / COMPARISON)
@@ -125,7 +128,7 @@ def table(folder: Path, baseline: str | None) -> int:
 
 
 def check(folder: Path) -> int:
-    """Recompute all scores, and the comparison if there is one. Returns 1 if anything differs from the record."""
+    """Recompute all scores, and the comparison if there is one. Returns 1 if a figure differs from the recorded one."""
     wrong, files = 0, sorted(folder.glob("*.npz"))
     for file in files:
         with np.load(file, allow_pickle=False) as arrays:
@@ -145,7 +148,7 @@ def check(folder: Path) -> int:
 
 
 def _check_comparison(folder: Path, written: Path) -> int:
-    """Compare the figures of a written comparison with those of the files. Returns how many differ."""
+    """Check the figures of a written comparison against the packed runs. Returns the number of figures that differ."""
     (recorded,) = read_json(written)["comparisons"]
     again = json.loads(to_json(compared(folder, recorded["split"], recorded["baseline"])))
     wrong = 0
@@ -160,7 +163,7 @@ def _check_comparison(folder: Path, written: Path) -> int:
 
 
 def _leaves(name: str, value: Any) -> list[tuple[str, Any]]:  # noqa: ANN401
-    """List the figures in nested lists and objects, with where they stand."""
+    """List the figures in nested lists and mappings, each with its place, such as "systems[0].bleu"."""
     if isinstance(value, dict):
         return [leaf for key, part in value.items() for leaf in _leaves(f"{name}.{key}", part)]
     if isinstance(value, list):

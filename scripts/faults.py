@@ -5,7 +5,7 @@ python scripts/faults.py run [ID ...]      run the tests named for each fault (a
   --slow          the slow tests too
   --output FILE   results as JSON (default: build/faults.json); those of earlier calls stay
 
-A fault that no test notices shows a law that no test holds.
+A fault that no test notices shows behaviour that no test checks.
 """
 
 import argparse
@@ -28,42 +28,42 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 LIST = ROOT / "tests" / "faults.yaml"
-# Imported once for all faults; not the package itself.
+# Libraries that are imported once, before the tests of each fault run in a fork. Each fork imports the package itself.
 LARGE = ["torch", "hydra", "matplotlib", "sacrebleu", "sentencepiece", "pydantic", "hypothesis"]
-TIMEOUT = 900  # seconds, for the tests of a fault
+TIMEOUT = 900  # seconds for all tests of a fault
 
 
 class Fault(NamedTuple):
-    """A slip, and the tests that must notice it."""
+    """A mistake in the code, `new` in place of `old`, and the tests that must notice it."""
 
     id: str
     room: str
     breaks: str
     old: str
     new: str
-    tests: list[str]  # names of files somewhere below tests/
-    imports: str = ""  # added to the file
+    tests: list[str]  # names of test files in any folder below tests/
+    imports: str = ""  # import line that the mistake needs
 
 
 def load() -> list[Fault]:
-    """All faults."""
+    """Read all faults."""
     return [Fault(**values) for values in yaml.safe_load(LIST.read_text(encoding="utf-8"))]
 
 
 def files_with(fault: Fault, package: Path) -> list[Path]:
-    """The files in which the fault's text stands, once for each place."""
+    """List the files that hold the fault's `old` text, each file once for every occurrence."""
     texts = ((path, path.read_text(encoding="utf-8")) for path in sorted((package / fault.room).rglob("*.py")))
     return [path for path, text in texts for _ in range(text.count(fault.old))]
 
 
 @cache
 def test_files() -> dict[str, str]:
-    """The path of each file of tests by its name."""
+    """Map the name of each test file to its path."""
     return {path.stem: str(path) for path in (ROOT / "tests").rglob("test_*.py")}
 
 
 def problems(faults: Iterable[Fault], package: Path = ROOT / "nmt") -> list[str]:
-    """What keeps faults from being planted: text that is gone or ambiguous, tests that are gone."""
+    """Describe why faults cannot be planted: their text or tests are gone, or the text is ambiguous."""
     found = []
     for fault in faults:
         if (count := len(files_with(fault, package))) != 1:
@@ -73,7 +73,7 @@ def problems(faults: Iterable[Fault], package: Path = ROOT / "nmt") -> list[str]
 
 
 def run(fault: Fault, copy: Path, slow: bool) -> dict[str, Any]:
-    """Plant the fault in the copy, run its tests there, and take it out again."""
+    """Plant the fault in the copy of the package, run its tests there, and remove the fault again."""
     (path,) = files_with(fault, copy / "nmt")
     whole = path.read_text(encoding="utf-8")
     planted = whole.replace(fault.old, fault.new)
@@ -96,7 +96,10 @@ def run(fault: Fault, copy: Path, slow: bool) -> dict[str, Any]:
 
 
 def pytest_in_a_fork(words: list[str], copy: Path) -> tuple[int, str]:
-    """Status and output of pytest on the copy. A fork of this process, which has imported the large libraries."""
+    """Run pytest on the copy in a fork of this process, which has imported the large libraries.
+
+    Returns the exit status and the output.
+    """
     with tempfile.TemporaryFile() as file:
         child = os.fork()
         if not child:

@@ -30,19 +30,21 @@ from nmt.training.job import Job, build, prepare
 from nmt.training.trainer import Trainer
 from nmt.translate.heatmap import save
 
-RANGE = 1_000.0  # the test covers optimizer.lr divided by and multiplied by this, unless told otherwise
-SMOOTHING = 0.9  # weight of the past in the smoothed loss
-SLOPE = 0.15  # standard deviation, in decades of the rate, of the mean that a slope is taken of
-FIRST = 10  # updates at nearly the same rate, whose mean loss is that of the start
-SAFE = 0.1  # of the rate with the lowest loss: there it is about to rise, and a run is longer than the test
-FALLEN = 0.99  # of the first loss: less of a fall is noise
-DIVERGED = 1.25  # times the loss of the start, for the smoothed loss
+RANGE = 1_000.0  # by default the rate rises from optimizer.lr / RANGE to optimizer.lr * RANGE
+SMOOTHING = 0.9  # weight of earlier losses in the smoothed loss
+SLOPE = 0.15  # standard deviation, in decades of the rate, of the Gaussian that smooths losses before slopes are taken
+FIRST = 10  # number of first updates, at nearly the same rate, whose mean is the loss at the start
+# Share of the rate with the lowest loss that is suggested: at that rate the loss is about to rise, and a run is longer
+# than the test.
+SAFE = 0.1
+FALLEN = 0.99  # the loss has fallen if it is below this share of the first loss; a smaller fall is noise
+DIVERGED = 1.25  # the loss has diverged if the smoothed loss is above this multiple of the loss at the start
 MIN_UPDATES = 20
 Numbers = NDArray[np.float64]
 
 
 class Ramp(NamedTuple):
-    """Rates that rise exponentially, in place of the run's schedule."""
+    """Learning rates that rise exponentially, in place of the run's schedule."""
 
     start: float
     end: float
@@ -55,8 +57,10 @@ class Ramp(NamedTuple):
 
 
 def range_test(trainer: Trainer, ramp: Ramp, rates: list[float], losses: list[float]) -> None:
-    """Add the rate and the loss of each update, in nats per target token, to the lists. Raises Interrupted at a
-    signal."""
+    """Train with rising rates, and append the rate and the loss (nats per target token) of each update to the lists.
+
+    Raises Interrupted at a signal.
+    """
     trainer.schedule = ramp  # type: ignore[assignment]
     with trainer.signals, tqdm(total=ramp.updates, unit=" updates", disable=None) as bar:
         while len(losses) < ramp.updates and not diverged(losses):
@@ -64,22 +68,22 @@ def range_test(trainer: Trainer, ramp: Ramp, rates: list[float], losses: list[fl
             if update.stop:
                 trainer.stop_if_signalled()
             if not update.applied and trainer.scaler.is_enabled() and trainer.scaler.get_scale() > 1:
-                continue  # fp16 still looks for the scale of its gradients
+                continue  # the gradient scaler of fp16 is still looking for its scale
             rates.append(trainer.optimizer.param_groups[0]["lr"])
-            # An update that was skipped ends the test.
+            # Any other update that was skipped has an infinite loss, which ends the test.
             losses.append(float(update.terms["loss"]) / update.tokens if update.applied else math.inf)
             bar.update()
 
 
 def diverged(losses: list[float]) -> bool:
-    """Is the loss infinite, or well above that of the start?"""
+    """Is the latest loss infinite, or the smoothed loss well above the loss at the start?"""
     if len(losses) <= FIRST:
         return bool(losses) and not math.isfinite(losses[-1])
     return not smoothed(losses)[-1] <= DIVERGED * np.mean(losses[:FIRST])
 
 
 def smoothed(losses: list[float]) -> Numbers:
-    """(N,) -> (N,), means that forget the past exponentially, without a bias to the first value."""
+    """Compute exponential moving means, without a bias towards the first value: (N,) -> (N,)."""
     weights = SMOOTHING ** np.arange(len(losses))
     sums = [float(weights[: n + 1][::-1] @ losses[: n + 1]) for n in range(len(losses))]
     result: Numbers = np.array(sums) / np.cumsum(weights)
@@ -87,7 +91,7 @@ def smoothed(losses: list[float]) -> Numbers:
 
 
 def landmarks(rates: list[float], losses: list[float]) -> tuple[float, float] | None:
-    """The rates at which the loss falls fastest, per decade of the rate, and is lowest; None if it does not fall."""
+    """Find the rates of the fastest fall of the loss (per decade) and of its lowest value; None if it does not fall."""
     finite = [number for number, loss in enumerate(losses) if math.isfinite(loss)]
     if len(finite) < 2:  # noqa: PLR2004
         return None
@@ -101,7 +105,7 @@ def landmarks(rates: list[float], losses: list[float]) -> tuple[float, float] | 
 
 
 def draw(rates: list[float], losses: list[float], suggestion: float | None) -> Figure:
-    """The loss by the rate, with the suggested one."""
+    """Draw the loss by the rate, and mark the suggested rate."""
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.add_subplot(xscale="log", xlabel="learning rate", ylabel="loss (nats per target token)")
     axes.plot(rates, losses, ".", color="0.75", label="of an update")
@@ -109,13 +113,16 @@ def draw(rates: list[float], losses: list[float], suggestion: float | None) -> F
     if suggestion is not None:
         axes.axvline(suggestion, color="C1", linestyle="--", label=f"suggested: {suggestion:.2g}")
     if math.isfinite(losses[0]):
-        axes.set_ylim(top=1.1 * DIVERGED * losses[0])  # what diverges goes far beyond
+        axes.set_ylim(top=1.1 * DIVERGED * losses[0])  # losses that diverge would stretch the axis
     axes.legend()
     return figure
 
 
 def find(config: TrainConfig, overrides: list[str], options: argparse.Namespace, folder: Path) -> int:
-    """Test, print and write. Returns the exit status. Raises UserError if the loss has not fallen."""
+    """Run the test, print the suggestion and write the results. Returns the exit status.
+
+    Raises UserError if the loss has not fallen.
+    """
     lr = config.optimizer.lr
     ramp = Ramp(options.start or lr / RANGE, options.end or lr * RANGE, options.updates, lr)
     if ramp.start >= ramp.end:
