@@ -49,11 +49,11 @@ from nmt.training.losses import Objective
 from nmt.training.trainer import Trainer
 from nmt.translate.translator import Translator
 
-SIDE = 2048  # of the square matrices in the product that is the reference for speed
+SIDE = 2048  # rows of the square matrices whose product is the reference for speed
 LENGTHS, VOCABULARIES = (10, 20, 40, 80), (4000, 8000, 16000, 32000)
-RANDOM_IDS = min(VOCABULARIES)  # upper bound of random token ids
-WARM_UP = 3  # updates at least
-MOST_SENTENCES = 512  # to translate
+RANDOM_IDS = min(VOCABULARIES)  # random token ids are below this bound
+WARM_UP = 3  # least number of updates before timing starts
+MOST_SENTENCES = 512  # largest number of sentences to translate
 
 
 class Bench:
@@ -72,13 +72,13 @@ class Bench:
         self.trainer = Trainer(config, self.model, self.objective, self.plan()[0], self.machine)
 
     def clock(self) -> float:
-        """Seconds, after the device has finished its work."""
+        """Return the time in seconds, after the device has finished its work."""
         if self.machine.device.type != "cpu":
             getattr(torch, self.machine.device.type).synchronize()
         return time.perf_counter()
 
     def product_rate(self, repeats: int = 6) -> float:
-        """FLOP/s of a large matrix product in the run's precision."""
+        """Measure the FLOP/s of a large matrix product in the run's precision."""
         matrix = torch.randn(SIDE, SIDE, device=self.machine.device, dtype=DTYPES[self.machine.precision])
         matmul(matrix, matrix)
         began = self.clock()
@@ -87,7 +87,7 @@ class Bench:
         return 2 * SIDE**3 * repeats / (self.clock() - began)
 
     def plan(self) -> tuple[Batches, Any]:
-        """The batches of an epoch, as in training."""
+        """Return the batches as in training, and the plan of an epoch."""
         batches = Batches(
             self.prepared.splits["train"],
             self.prepared.tokenizers,
@@ -99,7 +99,7 @@ class Bench:
         return batches, batches.epoch(0)
 
     def training(self, updates: int) -> dict[str, Any]:
-        """Time whole updates: target tokens per second, fraction of the product's rate, padding, memory."""
+        """Time whole updates: target tokens per second, share of the product's rate, padding, peak memory and more."""
         batches, plan = self.plan()
         plan, warm_up = plan[:updates], max(WARM_UP, updates // 3)
         if self.trainer.graphed is not None:
@@ -129,7 +129,7 @@ class Bench:
         }
 
     def operations(self, updates: int) -> list[dict[str, Any]]:
-        """Time the operations of so many updates by kind."""
+        """Time the operations in this number of updates, by kind."""
         batches, plan = self.plan()
 
         def update(step: int) -> None:
@@ -142,11 +142,11 @@ class Bench:
 
     @property
     def has_phases(self) -> bool:
-        """Does one readout of each token enter the loss? A latent position has several, R-Drop two copies."""
+        """Does one readout of each token enter the loss? A latent position has several readouts, R-Drop two passes."""
         return not self.model.decoder.sums_over_positions and not self.config.training.r_drop
 
     def phases(self, updates: int) -> dict[str, float]:
-        """Milliseconds per update of each phase."""
+        """Measure the milliseconds per update of each phase."""
         batches, plan = self.plan()
         milliseconds: dict[str, float] = defaultdict(float)
         parameters = [p for p in self.model.parameters() if p.requires_grad]
@@ -182,25 +182,29 @@ class Bench:
         return dict(milliseconds)
 
     def flops_per_token(self, batch: Batch) -> float:
-        """FLOPs of the matrix products in an update: those of the forward pass, and twice as many in backward."""
+        """Count the FLOPs of an update's matrix products per target token.
+
+        The count is three times that of the forward pass, because the backward pass takes twice as many.
+        """
         model = new_model(self.config, self.prepared.tokenizers).double().eval().requires_grad_(False)
-        few = slice(0, 8)  # sentences
+        few = slice(0, 8)  # a few sentences of the batch
         with FlopCounterMode(display=False) as counter:
             decoded = model(batch.source[few], batch.lengths[few], batch.target_in[few])
             model.output(decoded.readouts)
         return 3 * counter.get_total_flops() / int((batch.target_out[few] != self.objective.loss.pad).sum())
 
     def peak_memory(self) -> int:
-        """Bytes on the GPU, else of the process."""
+        """Return the peak of the memory on the GPU in bytes, or else that of the process."""
         if self.machine.device.type == "cuda":
             return torch.cuda.max_memory_allocated()
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def decoding(bench: Bench) -> list[dict[str, Any]]:
-    """Time greedy search and the configured one on the test split, else the validation split.
+    """Time greedy search and the configured search method on the test split, or else on the validation split.
 
-    The model has hardly learned to predict </s>: each hypothesis runs to a limit, half the source length plus 10.
+    The model has hardly learned to predict EOS. Therefore each hypothesis runs to a limit: half the source length plus
+    10.
     """
     splits = bench.prepared.splits
     lines = splits.get("test", splits["validation"]).source.lines()[:MOST_SENTENCES]
@@ -221,7 +225,10 @@ def decoding(bench: Bench) -> list[dict[str, Any]]:
 
 
 def busy(bench: Bench, processes: int, updates: int) -> dict[str, Any]:
-    """Time training alone and beside busy processes, and compare with the processor's share that the kernel leaves."""
+    """Time training alone and beside busy processes, and compare the loss of speed with the processor's share.
+
+    `share_of_fair` is 1 if training keeps exactly the share of the processor that the kernel leaves to it.
+    """
     alone = bench.training(updates)["tokens_per_second"]
     with competing(processes):
         share = processor_share(torch.get_num_threads())
@@ -236,7 +243,7 @@ def busy(bench: Bench, processes: int, updates: int) -> dict[str, Any]:
 
 
 def presets(config: TrainConfig, prepared: Prepared, updates: int) -> list[dict[str, Any]]:
-    """Time training with every attention preset; the rest is as configured unless a preset sets it."""
+    """Time training with every attention preset. Other values are as configured, unless the preset sets them."""
     rows = []
     for name in sorted(path.stem for path in (config_dir() / "attention").glob("*.yaml")):
         overrides = [word for word in HydraConfig.get().overrides.task if not word.startswith(("attention=", "size="))]
@@ -254,7 +261,10 @@ def presets(config: TrainConfig, prepared: Prepared, updates: int) -> list[dict[
 
 
 def growth(config: TrainConfig, prepared: Prepared, updates: int) -> list[dict[str, Any]]:
-    """Time training on one batch of random sentences of equal length: growing lengths, then growing vocabularies."""
+    """Time training for growing sentence lengths, and then for growing vocabularies.
+
+    Each time, all updates use one batch of random sentences of equal length.
+    """
     rows = []
     sizes: list[tuple[int, int | None]] = [(length, None) for length in LENGTHS]
     for length, vocabulary in [*sizes, *((LENGTHS[0], vocabulary) for vocabulary in VOCABULARIES)]:
@@ -275,7 +285,7 @@ def growth(config: TrainConfig, prepared: Prepared, updates: int) -> list[dict[s
 def measure(
     config: TrainConfig, bench: Bench, prepared: Prepared, overrides: list[str], options: argparse.Namespace
 ) -> dict[str, Any]:
-    """All results that the options ask for."""
+    """Collect all results that the options ask for."""
     results: dict[str, Any] = {
         "overrides": overrides,
         "machine": bench.machine.describe(),

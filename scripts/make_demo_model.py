@@ -2,7 +2,7 @@
 
     python scripts/make_demo_model.py DIR [OVERRIDE ...]
 
-DIR is the directory of the run, which continues if it exists. Takes about three minutes on two cores.
+DIR is the directory of the run; an existing run continues. Takes about three minutes on two cores.
 """
 
 import subprocess

@@ -1,4 +1,4 @@
-"""Where the time of an update goes: its operations by kind, beside the least time that the processor allows."""
+"""Measure where the time of an update goes: its operations by kind, beside the least time that the processor allows."""
 
 import time
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-# Matrix products, with the place of their first factor among the arguments.
+# Matrix products, with the position of their first factor among the arguments.
 PRODUCTS = {"linear": 0, "_linear_pointwise": 0, "mm": 0, "bmm": 0, "mv": 0, "dot": 0} | dict.fromkeys(
     ("addmm", "addmm_", "addmv", "addmv_", "baddbmm", "baddbmm_"), 1
 )
@@ -22,11 +22,15 @@ COPIES = {
 EMPTY = {"empty", "new_empty", "empty_strided", "empty_like", "new_empty_strided"}
 MATRIX, VIEWS, POINTWISE = "matrix products", "views and empty tensors", "elementwise and reductions"
 KINDS = (MATRIX, POINTWISE, "copies and lookups", "optimizer", VIEWS)
-COPIED = 2**28  # bytes of a tensor that no cache holds
+COPIED = 2**28  # bytes of a tensor that is too large for any cache
 
 
 class Cost(NamedTuple):
-    """Totals of some operations: calls, seconds, floating point operations of products, bytes that all others move."""
+    """Totals of the operations of one kind.
+
+    `flops` counts the floating point operations of matrix products, `moved` the bytes that all other operations read
+    and write.
+    """
 
     calls: int = 0
     seconds: float = 0.0
@@ -35,7 +39,7 @@ class Cost(NamedTuple):
 
 
 class Operations(TorchDispatchMode):
-    """Times each operation within the context, on a CPU. A GPU returns from an operation before it is done."""
+    """Times each operation within the context on a CPU. (A GPU returns from an operation before it is done.)"""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +68,7 @@ class Operations(TorchDispatchMode):
 
 
 def kind_of(func: Any) -> str:  # noqa: ANN401
-    """The kind of an operation, one of KINDS."""
+    """Return the kind of an operation, one of KINDS."""
     name = func.overloadpacket.__name__
     if name in PRODUCTS:
         return MATRIX
@@ -76,13 +80,13 @@ def kind_of(func: Any) -> str:  # noqa: ANN401
 
 
 def size(tensor: Tensor) -> int:
-    """Bytes in memory: an expanded tensor repeats fewer than it shows."""
+    """Count the bytes that a tensor takes in memory: an expanded tensor takes fewer than its shape suggests."""
     shown = tensor.numel() * tensor.element_size()
     return shown if tensor.is_mkldnn else min(shown, tensor.untyped_storage().nbytes())
 
 
 def bandwidth(repeats: int = 4) -> float:
-    """Bytes per second that copying a large tensor reads and writes."""
+    """Measure the bytes per second that copying a large tensor reads and writes."""
     tensor = torch.zeros(COPIED // 4)
     copied = tensor.clone()
     began = time.perf_counter()
@@ -92,11 +96,11 @@ def bandwidth(repeats: int = 4) -> float:
 
 
 def operations(update: Callable[[int], None], updates: int, product_rate: Callable[[], float]) -> list[dict[str, Any]]:
-    """Time so many updates, each once whole and once by kind of operation.
+    """Time updates, each of them twice: once as a whole, and once by kind of operation.
 
-    The bound is the time that the matrix products of a kind take at `product_rate()` (FLOP/s), or that its tensors
-    take to be read from memory and written to it. Operations on tensors that stay in a cache can be faster. The time
-    outside operations is that of Python and autograd.
+    The bound is the time that the matrix products take at `product_rate()` (FLOP/s), and for other kinds the time to
+    read their tensors from memory and to write them. Operations on tensors in a cache can be faster than the bound. The
+    time outside operations is attributed to Python and autograd.
     """
     speed, whole, measured, rates = bandwidth(), 0.0, Operations(), []
     for step in range(updates):

@@ -1,11 +1,11 @@
-"""Write the versions of this environment, with the SHA-256 of each of their files in the index.
+"""Write the versions of the packages in this environment, with the SHA-256 of each of their files in the index.
 
 python scripts/pin.py [--index https://pypi.org/simple] [--docs]
 
-constraints.txt holds all but those that only the extra `docs` needs, which docs/constraints.txt holds. --docs
-writes only the latter.
-torch goes without hashes: the wheel that fits depends on the machine and comes from PyTorch's own index as well. Files
-for Pythons older than this package's are left out.
+docs/constraints.txt lists the packages that only the extra `docs` needs, constraints.txt all others. --docs writes
+only docs/constraints.txt.
+torch has no hashes: which wheel fits depends on the machine, and some wheels come from PyTorch's own index. Files for
+Python versions that this package does not support are left out.
 """
 
 import argparse
@@ -40,7 +40,7 @@ OF_PYTHON = re.compile(
 
 
 def installed() -> dict[str, str]:
-    """The installed packages: name -> version."""
+    """Return the versions of the installed packages, by name."""
     words = [sys.executable, "-m", "pip", "list", "--format=freeze", "--exclude-editable"]
     lines = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
     pins = dict(line.split("==", 1) for line in lines if "==" in line)
@@ -48,7 +48,7 @@ def installed() -> dict[str, str]:
 
 
 def hashes(index: str, name: str, version: str) -> list[str]:
-    """Hashes of a version's files for the supported Pythons. Exits if there are none."""
+    """Fetch the hashes of a version's files for the supported Python versions. Exits if there are none."""
     normal = canonicalize_name(name)
     with urllib.request.urlopen(f"{index}/{normal}/", timeout=60) as page:
         links = LINK.findall(page.read().decode("utf-8"))
@@ -60,7 +60,7 @@ def hashes(index: str, name: str, version: str) -> list[str]:
 
 
 def needed(requirements: Iterable[str]) -> set[str]:
-    """The names of what requirements need here, directly or through others."""
+    """Return the names of the packages that requirements need in this environment, directly or indirectly."""
     names: set[str] = set()
     queue = [Requirement(text) for text in requirements]
     while queue:
@@ -81,7 +81,7 @@ def needed(requirements: Iterable[str]) -> set[str]:
 
 
 def docs_only() -> set[str]:
-    """The names of what nothing but the extra `docs` needs."""
+    """Return the names of the packages that only the extra `docs` needs."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = dict(project["optional-dependencies"])
     docs = needed(extras.pop("docs"))
@@ -104,7 +104,7 @@ def main() -> None:
 
 
 def write(path: Path, head: str, pins: dict[str, str], index: str) -> None:
-    """A file of constraints: each version with the hashes of its files."""
+    """Write a file of constraints: each version with the hashes of its files."""
     index = index.rstrip("/")
     hashed = [name for name in pins if name not in WITHOUT_HASHES]
     with ThreadPoolExecutor(8) as pool:

@@ -1,4 +1,4 @@
-"""Shared by the scripts that start several runs."""
+"""Functions that are shared by the scripts that start several runs."""
 
 import argparse
 import shlex
@@ -14,12 +14,12 @@ from nmt.config.errors import UserError, quoted
 
 
 def command(name: str) -> str:
-    """The path of a program in this environment."""
+    """Return the path of a program in this environment."""
     return str(Path(sys.executable).with_name(name))
 
 
 def log_path(directory: Path) -> Path:
-    """The file with a run's output: beside its directory, which may hold only the run's own files."""
+    """Return the file for a run's output: beside the run's directory, which may hold only the run's own files."""
     return directory.with_suffix(".txt")
 
 
@@ -45,7 +45,10 @@ def compare(runs: list[Path], output: Path) -> int:
 
 
 def run_parser(description: str | None, models: int, which: str) -> argparse.ArgumentParser:
-    """The arguments of a script that trains several models by one recipe. `models` is the default number of `which`."""
+    """Create the parser of a script that trains several models by one recipe.
+
+    `models` is the default of --models, and `which` says in its help what it counts.
+    """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
     parser.add_argument("overrides", nargs="+", help="the recipe, as for nmt-train")
@@ -55,7 +58,7 @@ def run_parser(description: str | None, models: int, which: str) -> argparse.Arg
 
 
 def run_script(work: Callable[[argparse.Namespace], int], parser: argparse.ArgumentParser) -> int:
-    """Call `work` with the parsed arguments. Returns the exit status; prints a user's mistake in one line."""
+    """Parse the arguments, call `work` with them, and return the exit status. Prints a user's mistake in one line."""
     options = parser.parse_intermixed_args()
     if options.models < 1 or options.jobs < 1:
         parser.error("--models and --jobs must be at least 1")
@@ -63,7 +66,10 @@ def run_script(work: Callable[[argparse.Namespace], int], parser: argparse.Argum
 
 
 def exit_status(program: str, work: Callable[[], int]) -> int:
-    """The status that `work` returns. After a user's mistake, prints it in one line and returns 2; 130 after Ctrl-C."""
+    """Call `work` and return its status.
+
+    After a user's mistake, prints it in one line and returns 2. After Ctrl-C, returns 130.
+    """
     try:
         return work()
     except (UserError, OSError) as error:
@@ -76,8 +82,10 @@ def exit_status(program: str, work: Callable[[], int]) -> int:
 
 @contextmanager
 def reporting_failure(failures: list[UserError], bar: tqdm) -> Iterator[None]:
-    """Work of one of several threads: report its failure when it happens. After a failure no work begins; it raises the
-    failure again."""
+    """Report the failure of a thread's work when it happens, and add it to `failures`, which all threads share.
+
+    If `failures` holds one already, raises it again before the work begins.
+    """
     if failures:
         raise failures[0]
     try:
@@ -89,7 +97,7 @@ def reporting_failure(failures: list[UserError], bar: tqdm) -> Iterator[None]:
 
 
 def split_overrides(option: str, text: str) -> list[str]:
-    """The overrides in an option's value, split as a shell does. Raises UserError."""
+    """Split an option's value into overrides, as a shell does. Raises UserError if a quote is missing."""
     try:
         return shlex.split(text)
     except ValueError as error:

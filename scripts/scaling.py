@@ -2,8 +2,9 @@
 
 python scripts/scaling.py [OPTION ...] [OVERRIDE ...]
 
-Overrides are those of nmt-train. It measures an update by the tokens in a process's share: in one process alone, in
-several side by side, and in several with their reduction, in rounds that alternate; and a reduction by its size.
+Overrides are those of nmt-train. Each process takes its share of a batch. The script times an update for several sizes
+of a share: in one process alone, in several side by side without exchange, and in several that add up their gradients
+(a reduction), in alternating rounds. It also times reductions of several sizes.
   --processes N,...      numbers of processes on this machine (default 2,3)
   --tokens N,...         padded tokens of a process's share (default 1024,2048,4096,8192)
   --rounds N             (default 3)
@@ -39,24 +40,27 @@ from nmt.system.text_table import Column, decimals, markdown
 from nmt.training.losses import Objective
 from nmt.training.trainer import Trainer
 
-UPDATES, WARM_UP = 6, 2  # in a round
-SIZES = (2**16, 2**20, 2**23, 2**25)  # numbers in a reduction
-USUAL = 4096  # target tokens of a share
-KEPT = 0.9  # the efficiency that a batch is looked for
+UPDATES, WARM_UP = 6, 2  # timed and untimed updates in a round
+SIZES = (2**16, 2**20, 2**23, 2**25)  # how many numbers a reduction adds up
+USUAL = 4096  # target tokens of a share for which efficiency is predicted
+KEPT = 0.9  # efficiency for which the necessary target tokens of a share are predicted
 
 
 class Network(NamedTuple):
-    """Machines whose devices add up their gradients in a ring, first within a machine, then between machines."""
+    """Machines whose devices add up their gradients in rings, first within each machine, then between machines."""
 
     name: str
     devices: int  # per machine
     machines: int
-    within: float  # bytes per second that a device sends to another one of its machine
-    between: float  # bytes per second that a machine sends to another one
-    latency: float  # seconds a message
+    within: float  # bytes per second from a device to another device of the same machine
+    between: float  # bytes per second from a machine to another machine
+    latency: float  # seconds per message
 
     def seconds(self, size: float) -> float:
-        """The time of a reduction of `size` bytes: each ring of n moves 2 (n - 1) / n of it in 2 (n - 1) messages."""
+        """Predict the time of a reduction of `size` bytes.
+
+        In a ring of n, each member sends 2 (n - 1) / n of the bytes, in 2 (n - 1) messages.
+        """
         rings = ((self.devices, self.within), (self.machines, self.between))
         return sum(2 * (n - 1) / n * size / speed + 2 * (n - 1) * self.latency for n, speed in rings if n > 1)
 
@@ -71,7 +75,7 @@ NETWORKS = [
 
 
 def line_through(xs: list[float], ys: list[float]) -> tuple[float, float]:
-    """a >= 0 and b of y = a + b x, by least squares of relative errors."""
+    """Fit a >= 0 and b of y = a + b x, by least squares of relative errors."""
     weights = 1 / np.asarray(ys)
     table = np.stack([np.ones(len(xs)), xs], axis=1) * weights[:, None]
     a, b = np.linalg.lstsq(table, np.asarray(ys) * weights, rcond=None)[0]
@@ -81,7 +85,7 @@ def line_through(xs: list[float], ys: list[float]) -> tuple[float, float]:
 
 
 def batches_of(config: TrainConfig, tokens: int) -> list[Batch]:
-    """Batches of about this number of padded tokens, the first ones of an epoch."""
+    """Load the first batches of an epoch, each with about this number of padded tokens."""
     prepared = prepare(config.data, config.tokenizer)
     training = config.training.model_copy(update={"batch_tokens": tokens, "batch_sentences": None})
     batches = make_batches(prepared, "train", config.model_copy(update={"training": training}))
@@ -90,7 +94,7 @@ def batches_of(config: TrainConfig, tokens: int) -> list[Batch]:
 
 
 def measure(rank: int, size: int, port: int, config: TrainConfig, options: argparse.Namespace, path: Path) -> None:
-    """One of `size` processes. The first one writes what it measured."""
+    """Measure as one of `size` processes. Rank 0 writes its results to `path`."""
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
     logging.getLogger("nmt").setLevel(logging.ERROR)
     torch.set_num_threads(1)
@@ -123,7 +127,7 @@ def measure(rank: int, size: int, port: int, config: TrainConfig, options: argpa
             if group.is_main:
                 for tokens in options.tokens:
                     alone[tokens].append(updates(tokens, False))
-            group.wait()  # the others wait without work
+            group.wait()  # until here, the other processes are idle
             side_by_side.append(updates(largest, False))
             group.wait()
             together.append(updates(largest, True))
@@ -146,7 +150,7 @@ def measure(rank: int, size: int, port: int, config: TrainConfig, options: argpa
 
 
 def time_reduction(numbers: int, dtype: torch.dtype, group: ProcessGroup) -> float:
-    """Seconds to add up this many numbers, the median of several."""
+    """Measure the seconds in which the processes add up so many numbers: the median of several reductions."""
     tensor, seconds = torch.zeros(numbers, dtype=dtype), []
     for _ in range(7):
         group.wait()
@@ -157,7 +161,7 @@ def time_reduction(numbers: int, dtype: torch.dtype, group: ProcessGroup) -> flo
 
 
 def local(config: TrainConfig, size: int, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Measurements of `size` processes on this machine."""
+    """Start `size` processes on this machine, and return their measurements."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -169,7 +173,7 @@ def local(config: TrainConfig, size: int, options: argparse.Namespace, folder: P
 
 
 def summary(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Measured and predicted gain of each number of processes over one process with one thread."""
+    """Compute the measured and the predicted gain of each number of processes over one process with one thread."""
     rows = []
     first = results[0]
     for result in results:
@@ -192,14 +196,14 @@ def summary(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def reduction_seconds(reductions: dict[str, float], name: str, numbers: float) -> float:
-    """The time of a reduction of any size, by a line through the measured ones."""
+    """Predict the time of a reduction of any size, by a line through the measured times."""
     points = {float(key.split()[0]): value for key, value in reductions.items() if key.endswith(name)}
     fixed, each = line_through(list(points), list(points.values()))
     return fixed + each * numbers
 
 
 def predictions(result: dict[str, Any], speeds: list[float]) -> list[dict[str, Any]]:
-    """Efficiency on other networks: the share of the time in which devices compute."""
+    """Predict the efficiency on other networks: the share of the time in which devices compute."""
     tokens = [result["target_tokens"][key] for key in result["alone"]]
     fixed, each = line_through(tokens, list(result["alone"].values()))
     rows = []
@@ -240,7 +244,7 @@ def report(results: dict[str, Any]) -> None:
 
 
 def numbers(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
-    """A parser of numbers with commas between them."""
+    """Return a parser of numbers with commas between them."""
     return lambda text: [kind(word) for word in text.split(",")]
 
 

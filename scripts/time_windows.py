@@ -16,11 +16,14 @@ from nmt.system.text_table import Column, decimals, markdown
 
 DIM, BATCH, REACH = 512, 8, 10
 FEW, MANY = 5, {"global": 25, "local": 400}  # decoder steps of a short and of a long sentence
-ROUNDS = 3  # sentences of each, of which the fastest counts
+ROUNDS = 3  # timed sentences of each length, of which the fastest counts
 
 
 def seconds(score: Score, window: Window, length: int) -> float:
-    """Seconds per decoder step: the difference between a long and a short sentence, without the cost per sentence."""
+    """Measure the seconds per decoder step from the difference between a long and a short sentence.
+
+    The difference does not contain the cost per sentence.
+    """
     attention = Attention(score, window, SoftmaxNormalizer())
     states = torch.randn(BATCH, length, DIM, requires_grad=True)
     valid = torch.ones(BATCH, length, dtype=torch.bool)
@@ -29,7 +32,7 @@ def seconds(score: Score, window: Window, length: int) -> float:
     def sentence(steps: int) -> float:
         began = time.perf_counter()
         memory, past, total = attention.remember(states, valid), attention.start(valid), torch.zeros(())
-        with loop():  # as in a decoder: one gradient of keys and values for all steps
+        with loop():  # as in a decoder, which computes the gradient of keys and values once for all steps
             for _ in range(steps):
                 attended = attention.sequence(query, memory, past)
                 past, total = attended.past, total + attended.context.sum()

@@ -45,8 +45,11 @@ COLUMNS = [
 
 
 def settings_to_try(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Settings of beam search without a coverage penalty. Beam size 1 is tried once: it stops at its first ending
-    (unless search.stop=exact), so that a length penalty has no effect."""
+    """List settings of beam search without a coverage penalty.
+
+    Beam size 1 is tried once: a length penalty has no effect on it, because it stops at the first EOS (unless
+    search.stop=exact).
+    """
     penalties: list[tuple[str, float | None]] = [("none", None)] if options.none else []
     penalties += [(kind, alpha) for kind in ("average", "gnmt") for alpha in getattr(options, kind)]
     return [
@@ -57,20 +60,20 @@ def settings_to_try(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def coverage_to_try(options: argparse.Namespace, *, attends: bool) -> list[dict[str, Any]]:
-    """What replaces values of the best setting without coverage."""
+    """List the coverage penalties to try, as values that replace those of the best setting without coverage."""
     default = COVERAGE_PENALTIES if attends else []
     penalties = default if options.coverage is None else options.coverage
     return [{"coverage_penalty": strength} for strength in penalties]
 
 
 def changes(setting: dict[str, Any], trained: schema.Search) -> dict[str, Any]:
-    """The values that turn the search of training into this setting."""
+    """Return the values that turn the search settings of training into this setting."""
     base = {} if isinstance(trained, schema.Beam) else {"kind": "beam", "alpha": 0.0, "stop": "beam"}
     return base | {key: value for key, value in setting.items() if value is not None}
 
 
 class Tuning:
-    """A model and the validation set of its (first) run."""
+    """A model with the validation set of its (first) run, and the results so far, best first."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         run = RunDirectory.existing(options.runs[0])
@@ -83,12 +86,12 @@ class Tuning:
         self.signature = ""
 
     def search(self, setting: dict[str, Any]) -> schema.Search:
-        """Raises UserError for values that are impossible, or that the model has no use for."""
+        """Return the search settings. Raises UserError for values that are impossible or that the model cannot use."""
         search = merge_search(self.config.search, changes(setting, self.config.search))
         return self.translator.with_search(search).search
 
     def measure(self, setting: dict[str, Any], bar: Any) -> None:  # noqa: ANN401
-        """Translate and score the validation set, and add a row."""
+        """Translate and score the validation set with a setting, and add a row to the results."""
         bar.set_description(" ".join(str(value) for value in setting.values() if value is not None))
         translator = self.translator.with_search(self.search(setting))
         texts = self.sources, self.references
@@ -105,16 +108,16 @@ class Tuning:
                 "override": " ".join(f"search.{k}={v}" for k, v in changes(setting, self.config.search).items()),
             }
         )
-        self.rows.sort(key=lambda row: -row["bleu"])  # stable: of equal scores, the one tried first
+        self.rows.sort(key=lambda row: -row["bleu"])  # stable: of equal scores, the setting tried first comes first
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Translate and score the validation set with each setting."""
+    """Translate and score the validation set with each setting, and return the results for tune_search.json."""
     tuning = Tuning(options)
     settings = settings_to_try(options)
     coverages = coverage_to_try(options, attends=tuning.translator.model.attends)
     for setting in [*settings, *(settings[-1] | coverage for coverage in coverages)]:
-        tuning.search(setting)  # report mistakes before translating
+        tuning.search(setting)  # reports mistakes before anything is translated
     tuning.translator.translate(tuning.sources[:WARM_UP])
     total = len(settings) + len(coverages)
     with tqdm(total=total * len(tuning.sources), unit=" sent", disable=None) as bar:

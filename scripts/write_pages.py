@@ -1,4 +1,4 @@
-"""Write what the documentation takes from elsewhere, so that it reads the same on disk and on the site.
+"""Write the parts of the documentation that come from other files, so that it reads the same on disk and on the site.
 
 docs/configuration/ is a reference of every value, from the comments of configs/ and the types of the schema. Each page
 of an attention preset shows the parts of the preset, from configs/attention, and its row in docs/results/demo.md.
@@ -26,7 +26,7 @@ come from those files and from the types in `nmt/config/schema`. The default is 
 the limits are refused with a message that names the key. `nmt-train --help` prints the same values for any choice of
 groups.
 """
-GROUPS = {  # page -> its groups, folders of configs/
+GROUPS = {  # page -> groups on it, which are folders of configs/
     "data": ["data"],
     "size": ["size"],
     "tokenizer": ["tokenizer"],
@@ -52,25 +52,25 @@ COMMANDS = ("evaluate", "translate", "compare", "serve", "export")
 
 
 class Key(NamedTuple):
-    """One value of a YAML file."""
+    """A key of a YAML file with its default and its comment."""
 
-    name: str  # with its sections, as on the command line
+    name: str  # key with its sections, as on the command line
     default: str
     comment: str
 
 
 @dataclass
 class ConfigFile:
-    """What a YAML file holds."""
+    """The content of a YAML file of configs/."""
 
-    comment: str  # above its first key
-    base: list[str]  # the files of the same group whose values it has too
+    comment: str  # comment above the first key
+    base: list[str]  # files of the same group whose values this file inherits
     keys: list[Key]
     kind: str | None
 
 
 def read(path: Path, configs: Path) -> ConfigFile:
-    """The values of a file with their comments."""
+    """Read the keys of a file with their comments."""
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines()
     is_global = "@package _global_" in text
@@ -101,13 +101,13 @@ def _keys(text: str, lines: list[str]) -> Iterator[tuple[str, str, str]]:
 
 
 def _comment(lines: list[str], start: Any, end: Any) -> str:  # noqa: ANN401
-    """The comment beside a value with its further lines, or else the one above its key."""
+    """Return the comment beside a value with its further lines, or else the comment above the key."""
     rest = lines[end.line][end.column :]
     if "#" in rest:
         column = lines[end.line].index("#", end.column)
         return _joined([rest.strip(), *_comment_lines(lines[end.line + 1 :], column)])
     above = [*_comment_lines(lines[: start.line][::-1], start.column)][::-1]
-    return "" if len(above) == start.line else _joined(above)  # at the top it describes the file
+    return "" if len(above) == start.line else _joined(above)  # a comment at the top describes the file
 
 
 def _comment_lines(lines: list[str], column: int) -> Iterator[str]:
@@ -125,7 +125,10 @@ class Types:
         self.schema, self.definitions = schema, schema.get("$defs", {})
 
     def describe(self, name: str, kind: str | None = None) -> str:
-        """Of the key `name`; `kind` chooses among variants of its section. Empty if there is no such key."""
+        """Describe the values of the key `name`; empty if there is no such key.
+
+        `kind` chooses between the variants of the key's section.
+        """
         *sections, key = name.split(".")
         candidates = [self.schema]
         for section in sections:
@@ -144,7 +147,7 @@ class Types:
         return [kind["const"]] if "const" in kind else kind.get("enum", [])
 
     def _variants(self, schema: Json) -> list[Json]:
-        """The sections that a key may hold."""
+        """List the schemas of a value: those of the alternatives if it has several."""
         if "$ref" in schema:
             return self._variants(self.definitions[schema["$ref"].rpartition("/")[2]])
         parts = schema.get("oneOf") or schema.get("anyOf")
@@ -182,7 +185,7 @@ def _limits(schema: Json) -> str:
 
 
 def _escaped(text: str) -> str:
-    """For Markdown; what stands between backticks stays code."""
+    """Escape text for Markdown, except code between backticks."""
     prose = text.split("`")
     for number in range(0, len(prose), 2):
         plain = prose[number].replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
@@ -191,7 +194,7 @@ def _escaped(text: str) -> str:
 
 
 def all_meanings(configs: Path) -> dict[str, str]:
-    """What the files say of each key, for files that set it without saying more."""
+    """Collect the first comment on each key, for files that set the key without a comment."""
     meanings: dict[str, str] = {}
     paths = [path for path in sorted(configs.rglob("*.yaml")) if "hydra" not in path.parts]
     for path in [configs / "train.yaml", *paths]:
@@ -206,7 +209,7 @@ def _code(text: str) -> str:
 
 
 def table(keys: list[Key], types: Types, meanings: dict[str, str], kind: str | None = None) -> str:
-    """Markdown, a row for each key. Keys without a type (of Hydra's own parts) have an empty cell."""
+    """Return a Markdown table with a row for each key. The values of Hydra's own keys are an empty cell."""
     rows = ["| Key | Default | Values | Meaning |", "|---|---|---|---|"]
     for key in keys:
         plain = {"???": "required", "by preset": "by preset"}
@@ -217,14 +220,15 @@ def table(keys: list[Key], types: Types, meanings: dict[str, str], kind: str | N
 
 
 def all_types() -> dict[str, Types]:
-    """By command."""
+    """Return the types of each command's configuration, by command."""
     from nmt.config import schema
     from nmt.config.schema.model import SizeThresholds
 
     train = schema.TrainConfig.model_json_schema()
     thresholds = SizeThresholds.model_json_schema()
     size = train["$defs"]["Size"]
-    size["properties"] = {**size["properties"], "thresholds": thresholds}  # of size=auto, which a run resolves first
+    # The schema of a run lacks the thresholds of size=auto, because a run chooses its size before the check.
+    size["properties"] = {**size["properties"], "thresholds": thresholds}
     return {
         "train": Types(train),
         "evaluate": Types(schema.EvaluateConfig.model_json_schema()),
@@ -236,14 +240,14 @@ def all_types() -> dict[str, Types]:
 
 
 def choices(configs: Path, group: str) -> dict[str, Path]:
-    """The files of a group by name. Those of `experiment` may lie in folders."""
+    """Return the files of a group by the choice's name. Files of `experiment` may lie in subfolders."""
     folder = configs / group
     paths = sorted(folder.rglob("*.yaml") if group == "experiment" else folder.glob("*.yaml"))
     return {path.relative_to(folder).with_suffix("").as_posix(): path for path in paths}
 
 
 def group_section(group: str, configs: Path, types: Types, meanings: dict[str, str]) -> str:
-    """Markdown: each choice of a group with its values."""
+    """Return a Markdown section about a group: each choice with its values."""
     parts, preset_keys = [f"## `{group}=`\n"], dict[str, Key]()
     for name, path in choices(configs, group).items():
         file = read(path, configs)
@@ -263,14 +267,14 @@ def group_section(group: str, configs: Path, types: Types, meanings: dict[str, s
             parts.append(f"```yaml\n{path.read_text(encoding='utf-8').strip()}\n```\n")
         elif file.keys:
             parts.append(table(file.keys, types, meanings, file.kind) + "\n")
-    if preset_keys:  # presets differ in the same few keys
+    if preset_keys:  # all presets set the same few keys: one table for all
         keys = [key._replace(default="by preset") for key in preset_keys.values()]
         parts.append(f"### Values that presets set\n\n{table(keys, types, meanings)}\n")
     return "\n".join(parts)
 
 
 def choices_table(configs: Path) -> str:
-    """Markdown, a row for each group."""
+    """Return a Markdown table with a row for each group."""
     rows = ["| Group | Choices |", "|---|---|"]
     for page, groups in GROUPS.items():
         for group in groups:
@@ -281,7 +285,7 @@ def choices_table(configs: Path) -> str:
 
 
 def pages(configs: Path) -> dict[str, str]:
-    """File name -> Markdown of the whole reference."""
+    """Return the pages of the whole reference: file name -> Markdown."""
     types, meanings = all_types(), all_meanings(configs)
     train = read(configs / "train.yaml", configs)
     sections = dict.fromkeys(key.name.partition(".")[0] if "." in key.name else "" for key in train.keys)
@@ -302,7 +306,7 @@ def pages(configs: Path) -> dict[str, str]:
     return found
 
 
-PARTS = {  # group of configs/ -> its name in the table of a preset's parts
+PARTS = {  # group in a preset's defaults -> its name in the table of the preset's parts
     "score": "Score",
     "window": "Window",
     "normalizer": "Normalizer",
@@ -366,11 +370,11 @@ def clone(root: Path, _: str) -> str:
     return f"```sh\ngit clone {project['urls']['Repository']} nmt && cd nmt\n```"
 
 
-FILLS = {"parts": preset_parts, "figures": preset_figures, "clone": clone}  # by the name in the comment
+FILLS = {"parts": preset_parts, "figures": preset_figures, "clone": clone}  # by the NAME in `<!-- NAME -->`
 
 
 def filled(root: Path, path: Path) -> str:
-    """Return the text of a page with what stands between `<!-- NAME -->` and `<!-- end -->` up to date."""
+    """Return the text of a page with new text between each `<!-- NAME -->` and `<!-- end -->`."""
 
     def section(match: re.Match[str]) -> str:
         return f"<!-- {match[1]} -->\n{FILLS[match[1]](root, path.stem)}\n<!-- end -->"
@@ -379,7 +383,7 @@ def filled(root: Path, path: Path) -> str:
 
 
 def written_pages(root: Path) -> dict[Path, str]:
-    """Return what the files that this script writes should hold."""
+    """Return the text of each file that this script writes."""
     reference = {root / "docs" / "configuration" / name: text for name, text in pages(root / "configs").items()}
     presets = sorted((root / "configs" / "attention").glob("*.yaml"))
     others = [root / "docs" / "attention" / path.with_suffix(".md").name for path in presets]
