@@ -1,4 +1,4 @@
-"""What the commands share: they start Hydra, report a user's mistake in one line, and end with an exit status."""
+"""Code that all commands share: start Hydra, report a user's mistake in one line, end with an exit status."""
 
 import contextlib
 import errno
@@ -70,7 +70,7 @@ def run_command(
         try:
             _start_hydra(command, schema, job, run_dir, arguments)
         except Exception as error:
-            if debug or outcomes:  # a job has begun, which catches its user's errors: this one is a bug
+            if debug or outcomes:  # a job catches its user's mistakes: an error after a job has begun is a bug
                 raise
             if isinstance(error, OSError) and error.errno is not None and error.filename is None:
                 error.filename = "standard output"  # Hydra prints --help and similar texts there
@@ -82,7 +82,7 @@ def run_command(
         outcomes = [STOPPED + signal.SIGINT]
     except SystemExit as exit_:  # after --help or a similar option, or from a sweep
         outcomes = [int(exit_.code or 0)]
-    # The same error may have ended the command: list it once.
+    # An error of standard output may already be among the outcomes: list it once.
     if unwritten := write(sys.stdout, "", "standard output"):
         outcomes = [unwritten, *(outcome for outcome in outcomes if getattr(outcome, "errno", None) != unwritten.errno)]
     _exit(outcomes, command)

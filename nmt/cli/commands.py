@@ -31,22 +31,18 @@ LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 def evaluate() -> None:
-    """Entry point of nmt-evaluate."""
     run_command("evaluate", schema.EvaluateConfig, shared_by_processes("evaluate", _evaluate))
 
 
 def compare() -> None:
-    """Entry point of nmt-compare."""
     run_command("compare", schema.CompareConfig, _compare)
 
 
 def serve() -> None:
-    """Entry point of nmt-serve."""
     run_command("serve", schema.ServeConfig, _serve)
 
 
 def export() -> None:
-    """Entry point of nmt-export."""
     run_command("export", schema.ExportConfig, _export)
 
 

@@ -67,7 +67,7 @@ def job_config(schema: type[T], config: DictConfig, command: str) -> T:
     if _has_automatic_size(config):
         size = _size_for_corpus(config)
         with read_write(job):
-            job.runtime.choices["size"] = size  # the run records its choices
+            job.runtime.choices["size"] = size  # so that the run records the size in place of "auto"
         searched = [word for word in job_overrides(job, "hydra") if word.startswith("hydra.searchpath=")]
         config = hydra.compose(command, [*searched, *without_size(overrides), f"size={size}"])
     return _typed(schema, config, overrides)

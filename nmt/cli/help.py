@@ -125,7 +125,7 @@ def _comments_in(path: Path, prefix: str, above: bool) -> dict[str, str]:
 
 
 def _comment_lines(lines: list[str], column: int) -> list[str]:
-    """Return the first lines up to one that is not a comment starting in this column."""
+    """Return the comment lines at the start of `lines` whose # stands in this column."""
     return [*takewhile(lambda line: line.startswith(f"{'':{column}}#"), lines)]
 
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 WORK, ERROR = "work.pickle", "error.pickle"  # files in the folder of a launch: what to run, and the error of rank 0
 CRASHED, REPORTED = 1, 2  # exit status after a traceback, and after an error in one line
-SECONDS_TO_EXPLAIN = 10.0  # in which rank 0 can write its error, after the error of another process
-SECONDS_TO_SAVE = 600  # from a signal until a process is killed: it ends the update or validation and saves
+SECONDS_TO_EXPLAIN = 10.0  # time for rank 0 to write its error after another process has failed
+SECONDS_TO_SAVE = 600  # time for a process to finish its update or validation and to save, after a signal
 S = TypeVar("S", bound=SavedRunCommand)
 
 

@@ -36,7 +36,7 @@ from nmt.system.run import ERROR, LOCK, SWEEP, RunDirectory, read_json
 MAX_WAIT = 30.0  # seconds for a run to save and stop
 MAX_VALUE, MAX_NAME = 40, 200  # characters of one value, and of the whole name of a job's directory
 COUNT = "NMT_SWEEP_JOBS"  # environment variable with the number of jobs, which worker processes inherit
-PARENT = os.getppid()  # process id; in a worker process, that of the sweep
+PARENT = os.getppid()  # id of the parent process, which for a worker of the parallel launcher is the sweep
 BUSY = threading.Event()  # set while this process runs a job
 # Directory of the sweep in progress, and whether the sweep has created it; empty in worker processes.
 _started: list[tuple[Path, bool]] = []
@@ -103,9 +103,8 @@ def _varied(config: DictConfig) -> tuple[list[str], int]:
     """Return the keys that take several values in this sweep, and the number of combinations."""
     overrides = [f"{key}={value}" for key, value in (config.hydra.sweeper.get("params") or {}).items()]
     overrides += job_overrides(config.hydra)
-    parser = OverridesParser.create(
-        GlobalHydra.instance().config_loader()
-    )  # the loader knows the choices for glob(...)
+    # With the loader, the parser knows the choices that glob(...) stands for.
+    parser = OverridesParser.create(GlobalHydra.instance().config_loader())
     parsed = {override.get_key_element().lstrip("+"): override for override in parser.parse_overrides(overrides)}
     varied = {key: override for key, override in parsed.items() if override.is_sweep_override()}
     discrete = [override for override in varied.values() if override.is_discrete_sweep()]
@@ -173,7 +172,7 @@ def run_job(work: Callable[[], int], command: str) -> Any:  # noqa: ANN401
     """
     join_cluster()
     directory = output_dir()
-    in_worker = not _started  # jobs run in the sweep's own process without the parallel launcher, and with n_jobs=1
+    in_worker = not _started  # without a launcher, or with n_jobs=1, jobs run in the sweep's own process
     if rank() == 0:
         (directory / ERROR).unlink(missing_ok=True)
     with _running(directory.name, in_worker):
@@ -216,7 +215,7 @@ def _running(name: str, in_worker: bool) -> Iterator[None]:
         # This stream is not a terminal, so that no progress bars are shown: those of several jobs would collide.
         sys.stderr = _Prefixed(stderr, name)
         log_to_stream(sys.stderr)
-        if HydraConfig.get().launcher.get("n_jobs"):  # only the parallel launcher makes the sweep the worker's parent
+        if HydraConfig.get().launcher.get("n_jobs"):  # parallel launcher: PARENT is the sweep (on a cluster it is not)
             _watch_the_sweep()
     try:
         yield
@@ -233,7 +232,7 @@ def _watch_the_sweep() -> None:
 
 
 class _Prefixed(io.TextIOBase):
-    """A stream that begins each line by a job's name, and is not a terminal."""
+    """A stream that writes a job's name before each line, and is not a terminal."""
 
     def __init__(self, stream: TextIO, name: str) -> None:
         self._stream, self._name = stream, name

@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 
 
 def main() -> None:
-    """Entry point."""
     arguments = [argument for argument in sys.argv[1:] if argument != DRY_RUN]
     keys = {argument.partition("=")[0]: argument for argument in arguments}
     run = value_of(keys["run"]) if "run" in keys else None

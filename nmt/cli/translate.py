@@ -33,7 +33,6 @@ TAB = "\t"
 
 
 def main() -> None:
-    """Entry point."""
     run_command("translate", TranslateConfig, shared_by_processes("translate", _translate))
 
 
@@ -58,7 +57,7 @@ def _translate(config: TranslateConfig, overrides: list[str]) -> None:
         if group.is_main:
             files = {key: stack.enter_context(_opened(key, path, "rb")) for key, path in paths.items()}
             if config.alignments is not None:
-                _check_alignments(config, config.alignments, translator)  # before the file is emptied
+                _check_alignments(config, config.alignments, translator)  # before opening the file empties it
                 alignments = stack.enter_context(_opened("alignments", config.alignments, "wb"))
             buffers = read_buffers(sys.stdin.buffer, files, config.buffer_lines, interactive)
         answer(translator, config, buffers, alignments, common)

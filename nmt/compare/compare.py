@@ -122,7 +122,7 @@ def _name(entry: Entry, varied: Sequence[str]) -> str:
 
 
 def find(name: str, systems: Sequence[System]) -> str | None:
-    """Return the name of the system that has this name or contains the run at this path; None if there is none."""
+    """Return the name of the system that is called `name` or contains the run at this path, else None."""
     path = user_path(name).resolve()
     for system in systems:
         if name == system.name or any(entry.config and Path(entry.name).resolve() == path for entry in system.entries):
@@ -171,7 +171,8 @@ class Field:
     def run_rows(self, baseline: System | None) -> list[Comparison]:
         """Score each run of the ranked systems, and test it against the baseline's run of the same seed.
 
-        If the baseline lacks that seed, its first run is used. Keys in `_ci` are half the width of the 95 % interval.
+        If the baseline lacks that seed, its first run is used. A key that ends in `_ci` holds half the width of the
+        95 % interval.
         """
         rows = []
         pairs = [(system, entry) for system in self.ranked() for entry in system.entries]
@@ -197,8 +198,8 @@ class Field:
     def spread(self, system: System) -> dict[str, Any]:
         """Compute the uncertainty of a system's mean score, by the metric that ranks.
 
-        The key in `_ci` is half the width of the 95 % interval. The key in `_sentence_sd` is the standard deviation of
-        a run's score over bootstrap samples of the sentences (s_sel of Clark et al. 2011).
+        The key that ends in `_ci` holds half the width of the 95 % interval. The one that ends in `_sentence_sd` holds
+        the standard deviation of a run's score over bootstrap samples of the sentences (s_sel of Clark et al. 2011).
         """
         metric, scores, rows = self.ranking.metric, self._scores(system), self._of(system)
         samples = self._bootstrap[metric][rows]
@@ -299,9 +300,10 @@ def compare(
 ) -> Comparison:
     """Score and rank systems, and test their differences from the baseline, or with baseline=all those of all pairs.
 
-    `baseline` is the name of a system, by default of the best one. That one is chosen by the tested scores: therefore
-    p is then corrected for all pairs. `sentences` are the numbers of example sentences, from 1; if it is empty,
-    `examples` sentences are chosen. docs/run.md describes the result. Raises UserError for a number out of range.
+    `baseline` is the name of a system. Without it, the best system is the baseline; p is then corrected for all pairs,
+    because the tested scores have chosen the baseline. `sentences` are the numbers of example sentences, from 1; if it
+    is empty, `examples` sentences are chosen. docs/run.md describes the result. Raises UserError for a sentence number
+    out of range.
     """
     resampling = Resampling(len(held_out.references), bootstrap_samples, randomisation_trials)
     field = Field(systems, held_out, ranking, resampling)
@@ -415,13 +417,13 @@ def _system_row(system: System, field: Field, held_out: HeldOut, budget: Budget)
 
 
 def _bleu_by_length(runs: Sequence[Counts], sources: Sequence[str], parts: int) -> list[Comparison]:
-    """Compute BLEU in `parts` of the test set by source length, the mean over runs, from BLEU statistics (N, 10)."""
+    """Compute the mean BLEU of runs for `parts` ranges of source length. `runs` are BLEU statistics (N, 10)."""
     buckets = zip(*(score_by_length(counts, sources, parts) for counts in runs), strict=True)
     return [{**bucket[0], "bleu": _rounded(fmean(part["bleu"] for part in bucket))} for bucket in buckets]
 
 
 def _mean_curve(entries: Sequence[Entry]) -> list[dict[str, float | None]]:
-    """Average the learning curves of runs. The mean at a number of updates is over the runs validated there."""
+    """Average the learning curves of runs: at each number of updates over the runs that have a validation there."""
     points: dict[int, list[Validation]] = {}
     for entry in entries:
         for point in entry.training.curve:

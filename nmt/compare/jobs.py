@@ -22,9 +22,9 @@ log = logging.getLogger(__name__)
 
 
 def mark_sweep(directory: Path, jobs: int) -> None:
-    """Mark a sweep's directory by a file that holds the number of its jobs, unless the file holds a larger number.
+    """Write the file that marks a sweep's directory and holds the number of its jobs; 0 stands for unknown.
 
-    Without a known number, 0, the file may be empty.
+    A larger number from an earlier start stays in the file.
     """
     if jobs > planned_jobs(directory):
         write_atomically(directory / SWEEP, f"{jobs}\n".encode())

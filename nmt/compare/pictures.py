@@ -210,7 +210,7 @@ def _marking(number: int) -> dict[str, Any]:
 
 
 def _axes(title: str, height: float, left: float, right: float, top: float = 0.42) -> tuple[Figure, Axes]:
-    """Create a figure with one axes, a grid at round numbers and no frame; margins in inches."""
+    """Create a figure with one axes, a grid at round numbers and no frame. Height and margins are in inches."""
     figure = Figure(figsize=(WIDTH, height), dpi=100)
     FigureCanvasAgg(figure)
     bottom = 0.55
@@ -333,7 +333,7 @@ def _lines(series: Sequence[Series], title: str, x_label: str, y_label: str) -> 
 def spread(values: Sequence[float], gap: float) -> list[float]:
     """Move values in [0, 1] as little as possible so that any two are at least `gap` apart (isotonic regression)."""
     order = np.argsort(values, kind="stable")
-    blocks: list[list[float]] = []  # [sum, count] of neighbouring `value - rank * gap` that their mean replaces
+    blocks: list[list[float]] = []  # sum and count of `value - rank * gap` over neighbours that share their mean
     for rank, index in enumerate(order):
         blocks.append([values[index] - rank * gap, 1])
         while len(blocks) > 1 and blocks[-2][0] / blocks[-2][1] >= blocks[-1][0] / blocks[-1][1]:
