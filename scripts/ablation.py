@@ -43,7 +43,6 @@ CHANGES = {
 
 
 def main() -> int:
-    """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
     parser.add_argument("overrides", nargs="+", help="the recipe, as for nmt-train")

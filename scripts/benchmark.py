@@ -356,7 +356,6 @@ def report(results: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--updates", type=int, default=30)
     parser.add_argument("--presets", action="store_true")

@@ -29,7 +29,6 @@ from nmt.training.start import model_differences
 
 
 def main() -> int:
-    """Entry point."""
     parser = run_parser(__doc__, 2, "teachers, and of students")
     parser.add_argument("--student", required=True, metavar="'OVERRIDES'", help="for the students alone")
     return run_script(distill, parser)

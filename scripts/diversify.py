@@ -34,7 +34,6 @@ PIECE = 10_000  # lines that are translated and saved at a time; an interruption
 
 
 def main() -> int:
-    """Entry point."""
     parser = run_parser(__doc__, 1, "models in each direction")
     parser.add_argument("--student", action="append", metavar="'OVERRIDES'", help="for the student alone")
     parser.add_argument("--search", help="overrides for translating the training text; default: the recipe's, beam 5")

@@ -13,7 +13,6 @@ from nmt.translate.heatmap import draw_alignment, save
 
 
 def main() -> None:
-    """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", help="run directory")
     parser.add_argument("sentence", help="source sentence")

@@ -74,7 +74,6 @@ def draw_lengths(comparison: Path, output: Path) -> None:
 
 
 def main() -> None:
-    """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sweep", type=Path, help="directory of the runs")
     parser.add_argument("output", type=Path, help="folder of the pictures")

@@ -79,9 +79,9 @@ def _write(arrays: dict[str, Any], stream: BinaryIO) -> None:
 
 
 def unpack(file: Path, split: str) -> tuple[Entry, HeldOut]:
-    """Read a packed run into what nmt-compare reads from a run.
+    """Read a packed run as nmt-compare reads the directory of a run.
 
-    A source consists of as many placeholder words as the original had; references are empty.
+    Each source consists of placeholders, as many as the source had words. References are empty.
     """
     with np.load(file, allow_pickle=False) as arrays:
         record = json.loads(arrays["record"].tobytes())
@@ -172,7 +172,6 @@ def _leaves(name: str, value: Any) -> list[tuple[str, Any]]:  # noqa: ANN401
 
 
 def main() -> int:
-    """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, places in (("pack", ("sweep", "folder")), ("table", ("folder",)), ("check", ("folder",))):

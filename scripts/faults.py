@@ -117,7 +117,6 @@ def pytest_in_a_fork(words: list[str], copy: Path) -> tuple[int, str]:
 
 
 def main() -> int:
-    """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("check")

@@ -70,7 +70,7 @@ def range_test(trainer: Trainer, ramp: Ramp, rates: list[float], losses: list[fl
             if not update.applied and trainer.scaler.is_enabled() and trainer.scaler.get_scale() > 1:
                 continue  # the gradient scaler of fp16 is still looking for its scale
             rates.append(trainer.optimizer.param_groups[0]["lr"])
-            # Any other update that was skipped has an infinite loss, which ends the test.
+            # An update that was skipped for another reason counts as an infinite loss, which ends the test.
             losses.append(float(update.terms["loss"]) / update.tokens if update.applied else math.inf)
             bar.update()
 
@@ -164,7 +164,6 @@ def find(config: TrainConfig, overrides: list[str], options: argparse.Namespace,
 
 
 def main() -> None:
-    """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--start", type=float, help="first rate; default: optimizer.lr / 1000")
     parser.add_argument("--end", type=float, help="last rate; default: optimizer.lr x 1000")

@@ -19,7 +19,6 @@ SENTENCE = "the old man who does not visit the European Economic Area sees a sma
 
 
 def main() -> None:
-    """Entry point."""
     directory, *overrides = sys.argv[1:]
     train = [f"hydra.run.dir={quoted(directory)}", f"training.max_epochs={EPOCHS}", *overrides]
     subprocess.run([command("nmt-train"), *train], check=True)

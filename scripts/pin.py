@@ -90,7 +90,6 @@ def docs_only() -> set[str]:
 
 
 def main() -> None:
-    """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--index", default="https://pypi.org/simple")
     parser.add_argument("--docs", action="store_true", help="write docs/constraints.txt alone")

@@ -47,7 +47,7 @@ def compare(runs: list[Path], output: Path) -> int:
 def run_parser(description: str | None, models: int, which: str) -> argparse.ArgumentParser:
     """Create the parser of a script that trains several models by one recipe.
 
-    `models` is the default of --models, and `which` says in its help what it counts.
+    `models` is the default of --models, and `which` says in the help of --models which models it counts.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)

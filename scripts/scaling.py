@@ -249,7 +249,6 @@ def numbers(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
 
 
 def main() -> None:
-    """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=numbers(int), default=[2, 3])
     parser.add_argument("--tokens", type=numbers(int), default=[1024, 2048, 4096, 8192])

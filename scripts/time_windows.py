@@ -20,9 +20,9 @@ ROUNDS = 3  # timed sentences of each length, of which the fastest counts
 
 
 def seconds(score: Score, window: Window, length: int) -> float:
-    """Measure the seconds per decoder step from the difference between a long and a short sentence.
+    """Measure the seconds per decoder step, without the cost per sentence.
 
-    The difference does not contain the cost per sentence.
+    The cost per sentence cancels in the difference between the times of a long and of a short sentence.
     """
     attention = Attention(score, window, SoftmaxNormalizer())
     states = torch.randn(BATCH, length, DIM, requires_grad=True)
@@ -45,7 +45,6 @@ def seconds(score: Score, window: Window, length: int) -> float:
 
 
 def main() -> None:
-    """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", type=int, nargs="+", default=[50, 500, 5000], help="source lengths S")
     parser.add_argument("--score", choices=["additive", "general"], default="additive")

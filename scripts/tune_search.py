@@ -1,4 +1,4 @@
-"""Try beam sizes, length penalties and then coverage of a trained run or ensemble on its validation set.
+"""Try beam sizes, length penalties and then coverage penalties for a trained run or ensemble on its validation set.
 
 python scripts/tune_search.py RUN [RUN ...] [OPTION ...]
 
@@ -164,7 +164,6 @@ def threads(text: str) -> int:
 
 
 def main() -> None:
-    """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run directory; several are an ensemble")
     parser.add_argument("--beams", type=int, nargs="+", default=[1, 4, 5, 8, 12], help="beam sizes")
