@@ -225,7 +225,7 @@ def decoding(bench: Bench) -> list[dict[str, Any]]:
 
 
 def busy(bench: Bench, processes: int, updates: int) -> dict[str, Any]:
-    """Time training alone and beside busy processes, and compare the loss of speed with the processor's share.
+    """Time training alone and beside busy processes, and compare the slowdown with the share of the processor.
 
     `share_of_fair` is 1 if training keeps exactly the share of the processor that the kernel leaves to it.
     """

@@ -34,7 +34,7 @@ from nmt.system.text_table import markdown
 SPLITS = ("validation", "test")
 NOT_PACKED = ("bleu_by_length", "search", "directions")  # keys of the results that follow from the other values
 COMPARISON = "comparison"  # folder of the comparison, beside the files of the runs
-ROUNDING = 1e-4  # a recorded score may differ by so much from the recomputed one
+ROUNDING = 1e-4  # largest difference between a recorded and a recomputed score that counts as equal
 
 
 def packed(run: RunDirectory) -> dict[str, Any]:

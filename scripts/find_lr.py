@@ -34,8 +34,8 @@ RANGE = 1_000.0  # by default the rate rises from optimizer.lr / RANGE to optimi
 SMOOTHING = 0.9  # weight of earlier losses in the smoothed loss
 SLOPE = 0.15  # standard deviation, in decades of the rate, of the Gaussian that smooths losses before slopes are taken
 FIRST = 10  # number of first updates, at nearly the same rate, whose mean is the loss at the start
-# Share of the rate with the lowest loss that is suggested: at that rate the loss is about to rise, and a run is longer
-# than the test.
+# The suggested rate is this share of the rate with the lowest loss: there the loss is about to rise, and a run is
+# longer than the test.
 SAFE = 0.1
 FALLEN = 0.99  # the loss has fallen if it is below this share of the first loss; a smaller fall is noise
 DIVERGED = 1.25  # the loss has diverged if the smoothed loss is above this multiple of the loss at the start

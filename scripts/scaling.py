@@ -150,7 +150,7 @@ def measure(rank: int, size: int, port: int, config: TrainConfig, options: argpa
 
 
 def time_reduction(numbers: int, dtype: torch.dtype, group: ProcessGroup) -> float:
-    """Measure the seconds in which the processes add up so many numbers: the median of several reductions."""
+    """Measure the seconds that a reduction of this many numbers takes: the median of several."""
     tensor, seconds = torch.zeros(numbers, dtype=dtype), []
     for _ in range(7):
         group.wait()

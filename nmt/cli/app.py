@@ -61,7 +61,7 @@ def run_command(
     # Hydra only warns of mistakes such as a missing search path: raise an error instead.
     warnings.filterwarnings("error", category=UserWarning, module=r"hydra\.")
     arguments = sys.argv[1:] if arguments is None else arguments
-    # Exit status or error of the job (None while it runs), of Hydra around the job, and of the sweep's report.
+    # Exit statuses and errors: first that of the job (None while it runs), then of Hydra or of the sweep's report.
     outcomes: list[int | Exception | None] = []
     named = [value_of(argument) for argument in arguments if argument.startswith("hydra.run.dir=")]
     is_new = not (named and user_path(named[-1]).exists())
@@ -257,9 +257,8 @@ def choices() -> dict[str, str]:
 def output_folder(output: str, marker: str, content: str, option: str = "output=") -> Iterator[Path]:
     """Create the folder `output` if it is missing. If the body raises, remove new folders that are empty.
 
-    Raises UserError if the folder cannot be created or written, or if it holds files other than an earlier result.
-    The file `marker` shows that it holds one. In messages, `option` names the argument and `content` the kind of
-    result.
+    Raises UserError if the folder cannot be created or written, or if it holds files but not `marker`, the file by
+    which an earlier result is recognised. In messages, `option` names the argument and `content` the kind of result.
     """
     folder = user_path(output)
     if any(path.exists() and not path.is_dir() for path in (folder, *folder.parents)):

@@ -85,8 +85,8 @@ class OptunaSweeper(Sweeper):
         self._check_same_search(study, {"monitor": monitor, "fixed": sorted(self._fixed), "space": distributions})
         self._resume(study, space)
         while missing := max(0, self.settings.n_trials - len(study.trials)):
-            # The number of trials enters the seed: an interrupted search proposes the same as one without a break, if
-            # its jobs run one at a time.
+            # The seed depends on the number of trials. Therefore an interrupted search, when resumed, makes the same
+            # proposals as an uninterrupted one, if its jobs run one at a time.
             study.sampler = SAMPLERS[self.settings.sampler](
                 seed=self._config.seed + len(study.trials), startup_trials=self.settings.startup_trials
             )
@@ -184,7 +184,7 @@ class TrialObserver:
     startup_trials: int
 
     def __call__(self, epochs: float, score: float) -> bool:
-        """Report a validation score after so many epochs. Returns True if Optuna wants to prune the trial."""
+        """Report the validation score after this number of epochs. Returns True if Optuna wants to prune the trial."""
         trial, reported = self._trial
         step = round(STEPS_PER_EPOCH * epochs)
         if step not in reported:  # a resumed trial has reported earlier steps already

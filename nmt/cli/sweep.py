@@ -108,7 +108,8 @@ def _varied(config: DictConfig) -> tuple[list[str], int]:
     parsed = {override.get_key_element().lstrip("+"): override for override in parser.parse_overrides(overrides)}
     varied = {key: override for key, override in parsed.items() if override.is_sweep_override()}
     discrete = [override for override in varied.values() if override.is_discrete_sweep()]
-    keys = sorted(varied, key=lambda key: (key == "seed", "." in key))  # groups first, the seed at the end
+    # In the names of directories, keys without a dot (such as groups) come first and the seed comes last.
+    keys = sorted(varied, key=lambda key: (key == "seed", "." in key))
     return keys, math.prod(len(list(override.sweep_string_iterator())) for override in discrete)
 
 
@@ -172,7 +173,7 @@ def run_job(work: Callable[[], int], command: str) -> Any:  # noqa: ANN401
     """
     join_cluster()
     directory = output_dir()
-    in_worker = not _started  # without a launcher, or with n_jobs=1, jobs run in the sweep's own process
+    in_worker = not _started  # only the sweep's own process fills `_started`; without workers it runs the jobs itself
     if rank() == 0:
         (directory / ERROR).unlink(missing_ok=True)
     with _running(directory.name, in_worker):

@@ -64,7 +64,7 @@ def _translate(config: TranslateConfig, overrides: list[str]) -> None:
 
 
 def _check_alignments(config: TranslateConfig, name: str, translator: "Translator") -> None:
-    """Raises UserError if the run has no alignments, or if their file is also the input, the output or another file."""
+    """Raises UserError if the run has no alignments, or if the file for them is also the output or a file to read."""
     if not translator.model.attends:
         raise UserError(f"alignments={name}: the run has no attention to align with")
     translator.method.check_nbest(config.nbest)

@@ -368,9 +368,9 @@ class Budget(NamedTuple):
 
 
 def _bleu_after(curve: Sequence[Validation], updates: float | None) -> float | None:
-    """Read a learning curve after so many updates: linear between validations, from 0 BLEU before training.
+    """Interpolate a learning curve linearly between validations, to read BLEU after this number of updates.
 
-    After the last validation the curve is constant.
+    The curve begins at 0 BLEU before training, and is constant after the last validation.
     """
     if updates is None or not curve:
         return None

@@ -389,7 +389,7 @@ def _scatter(series: Sequence[Series], title: str, x_label: str, metric: str) ->
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> set[int]:
-    """Find the indices of points (cost, quality) whose quality no other point reaches at the same or a lower cost."""
+    """Find the indices of the Pareto front of points (cost, quality): all other points that cost no more are worse."""
     front, best = set(), -math.inf
     for index in sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1])):
         if points[index][1] > best:
@@ -399,7 +399,7 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> set[int]:
 
 
 def _staircase(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the corners of a line through points from left to right that only runs horizontally or vertically."""
+    """Return the corners of a line through points from left to right whose parts are horizontal or vertical."""
     corners = [points[0]]
     for (_, before), (x, y) in pairwise(points):
         corners += [(x, before), (x, y)]

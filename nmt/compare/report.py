@@ -79,8 +79,8 @@ def compare_runs(
 ) -> Comparison:
     """Gather outputs and compare them. `settings` are passed on to `compare`.
 
-    `baseline` names a system or a run, or is "all" for all pairs. Raises UserError if it is unknown, and for the errors
-    of `gather` and `compare`.
+    `baseline` names a system or a run, or is "all" for all pairs. Raises UserError for an unknown baseline, and for the
+    mistakes that `gather` and `compare` report.
     """
     entries, held_out = gather(runs, systems, split)
     members = group(entries)
