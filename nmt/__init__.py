@@ -12,7 +12,7 @@ __all__ = ["Comparison", "Run", "Translation", "Translator", "compare_runs", "tr
 
 
 def __getattr__(name: str) -> object:
-    """`from nmt import Translator`, loaded when first used: a command's --help need not wait for torch."""
+    """Import a public name when it is first used, so that a command's --help does not wait for torch."""
     if name not in __all__:
         raise AttributeError(f"module 'nmt' has no attribute '{name}'")
     home = "nmt.translate.translator" if name.startswith("Transl") else "nmt.cli.python"

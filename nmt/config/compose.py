@@ -1,4 +1,4 @@
-"""From composed YAML values to one typed object, with errors that a user can act on."""
+"""Checks of composed YAML values against the schema, with errors that a user can act on."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,9 +16,9 @@ from nmt.config.schema.base import element, fields, members
 
 T = TypeVar("T", bound=BaseModel)
 log = logging.getLogger(__name__)
-# Hints for values that belong to another key.
+# Key -> hint at the end of the message for a wrong value, if users may have meant another key.
 HINTS = {"search.length_penalty": "; its exponent is search.alpha"}
-# For YAML values that only make sense with an attention: ${attends:${attention.kind}}.
+# YAML files write ${attends:${attention.kind}} for a value that is true only if the model has an attention.
 OmegaConf.register_new_resolver("attends", lambda kind: kind != "none", replace=True)
 
 
@@ -30,9 +30,9 @@ def config_dir() -> Path:
 
 
 def validated(schema: type[T], values: Mapping[str, Any], source: Path | None = None) -> T:
-    """Check plain values, perhaps from a `source` file, against the schema.
+    """Check plain values against the schema and return the typed object.
 
-    Raises UserError that names the key, the value and what is allowed.
+    Raises UserError that names the key, the value and what is allowed, and the file `source` if given.
     """
     try:
         return schema.model_validate(values)
@@ -43,8 +43,11 @@ def validated(schema: type[T], values: Mapping[str, Any], source: Path | None = 
 
 
 def drop_unused_values(schema: type[T], values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Drop values that YAML files set for a choice which the command line replaced, such as an experiment's
-    search.beam_size with search=greedy. Logs what is dropped."""
+    """Drop the values of a section that its `kind` does not know, if the command line chose this kind.
+
+    For example, an experiment sets search.beam_size, and the user adds search=greedy. Logs each value that it drops. A
+    value that the user typed stays, so that it is reported as an unknown key.
+    """
     chosen = override_values(overrides)
     result = dict(values)
     for name, field in fields(schema, values).items():
@@ -65,7 +68,10 @@ def drop_unused_values(schema: type[T], values: Mapping[str, Any], overrides: Se
 
 
 def validated_union(union: Any, values: Mapping[str, Any], section: str) -> Any:  # noqa: ANN401
-    """`validated` for one section whose type is a union on `kind`, for example (Search, {...}, "search")."""
+    """Check the values of one section whose type is a union on `kind`, for example (Search, {...}, "search").
+
+    Raises UserError as `validated` does.
+    """
     try:
         return _validator(union).validate_python(values)
     except ValidationError as error:
@@ -75,12 +81,12 @@ def validated_union(union: Any, values: Mapping[str, Any], section: str) -> Any:
 
 @cache
 def _validator(union: Any) -> TypeAdapter[Any]:  # noqa: ANN401
-    """Cache what takes a millisecond to make: the service needs one for each request."""
+    """Cache the adapter: it takes a millisecond to build, and the service needs it for each request."""
     return TypeAdapter(union)
 
 
 def with_values(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return saved values with changes by keys such as "training.max_steps". Nothing is checked."""
+    """Return a copy of nested values with `changes`, whose keys have dots, such as "training.max_steps", unchecked."""
     changed = dict(values)
     for key, value in changes.items():
         name, _, rest = key.partition(".")
@@ -90,17 +96,17 @@ def with_values(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[s
 
 
 def merge_search(trained: schema.Search, changes: Mapping[str, Any]) -> schema.Search:
-    """Return a run's search settings with those changes that are not None. Raises UserError."""
+    """Return a run's search settings with the changes that are not None. Raises UserError for a wrong value."""
     changes = {key: value for key, value in changes.items() if value is not None}
     values = trained.model_dump()
-    if changes.get("kind", trained.kind) != trained.kind:  # keep only the values that all kinds have
+    if changes.get("kind", trained.kind) != trained.kind:  # keep only the values common to all search methods
         values = {key: value for key, value in values.items() if key in schema.SearchLimits.model_fields}
     search: schema.Search = validated_union(schema.Search, {**values, **changes}, "search")
     return search
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield ("a.b", 1) for {"a": {"b": 1}}."""
+    """Yield each value of nested mappings with its dotted key: ("a.b", 1) for {"a": {"b": 1}}."""
     for key, value in values.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
@@ -110,13 +116,13 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def _explain(schema: Any, values: Any, problem: ErrorDetails, section: str = "") -> str:  # noqa: ANN401
-    """Word one problem in one line: the key as the user writes it, its value, what is allowed."""
+    """Describe one problem in one line: the key as the user writes it, its value, what is allowed."""
     path: list[str] = [section] if section else []
     value, field = values, None
     annotation, allowed = schema, fields(schema, values)
     for part in problem["loc"]:
         if isinstance(value, Mapping) and part not in value and part not in allowed:
-            continue  # pydantic names the member of a union here, which is no key
+            continue  # in a union, pydantic inserts the name of the chosen type, which is no key
         if isinstance(value, Mapping):
             path.append(format_value(part))
             field = allowed.get(str(part))
@@ -134,7 +140,7 @@ def _explain(schema: Any, values: Any, problem: ErrorDetails, section: str = "")
 
 
 def _message(key: str, value: Any, problem: ErrorDetails, annotation: Any, allowed: Mapping[str, Any]) -> str:  # noqa: ANN401
-    """Say what is wrong with the value of a key, and what would be right."""
+    """Describe what is wrong with the value of a key, and which values are right."""
     if message := removed(key.partition("[")[0], value.get("kind") if isinstance(value, Mapping) else value):
         return message
     kind, context = problem["type"], problem.get("ctx", {})

@@ -1,4 +1,4 @@
-"""What users write and read: errors in one line with a suggestion, and overrides such as "optimizer.lr=0.1"."""
+"""One-line errors with a suggestion for the user, and the syntax of overrides such as "optimizer.lr=0.1"."""
 
 import difflib
 import re
@@ -8,15 +8,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-MAX_VALUE = 100  # characters of a value in a message
-MAX_SUGGESTIONS = 4
+MAX_VALUE = 100  # characters of a value shown in a message; a longer value is cut
+MAX_SUGGESTIONS = 4  # with more words that fit, a message suggests none
 RECURRENT = [
     f"{side}.{key}"
     for side in ("encoder", "decoder")
     for key in ("recurrent_dropout", "zoneout", "weight_drop", "layer_norm", "transition_depth")
 ]
 LANGUAGES, DIVERSE = ("source_lang", "target_lang"), ("search.groups", "search.diversity")
-# Keys and choices of earlier versions, and what to do without them.
+# Keys and choices (KEY=VALUE) of earlier versions -> the end of the message, which says what to do instead.
 REMOVED = {
     "finding": "the verdicts on papers' findings were removed; leave it out, the comparison has scores and tests",
     "limits.header_seconds": "was removed; leave it out, and put a proxy before a service that strangers can reach",
@@ -43,7 +43,8 @@ REMOVED = {
     "search.coverage_floor": "was removed: attention below 0.000001 counts as this much; leave it out",
     "search.coverage_cap": "was removed: attention above 1 counts as 1; leave it out, and use search.length_penalty",
 }
-# With these values, a saved run did not use a removed key (ANY: the key affects no model); else with null, false or 0.
+# Removed key -> the value with which a saved run did not use it, so that the run can still be loaded. ANY stands for
+# all values of a key that affects no model. A removed key that is not listed here was unused with null, false or 0.
 ANY = object()
 UNUSED = {
     "data.invalid_utf8": "error",
@@ -57,10 +58,12 @@ UNUSED = {
     **dict.fromkeys(("tracking", "schedule.cycle_growth", "training.checkpoint_unit"), ANY),
     "training.scheduled_sampling_steps": ANY,
 }
-# Names of values in other toolkits.
+# A value's name in another toolkit -> its name here.
 OTHER_VALUES = {"gpu": "cuda", "float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
-_WORDS: dict[str, bool | None] = {"": None, "null": None, "true": True, "false": False}  # of Hydra
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # surrogates stand for bytes that are not UTF-8
+# Words that Hydra reads as something else than text.
+_WORDS: dict[str, bool | None] = {"": None, "null": None, "true": True, "false": False}
+# Control characters, and surrogates: Python decodes bytes of a command line that are not UTF-8 to lone surrogates.
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 class UserError(ValueError):
@@ -68,7 +71,7 @@ class UserError(ValueError):
 
 
 def removed(key: str, value: object = None) -> str | None:
-    """Return the message for a key, its section, or the choice of a value for it, that REMOVED holds; else None."""
+    """Return the message of REMOVED for a key, for its section or for KEY=VALUE; None if none of them was removed."""
     names = (key, key.partition(".")[0], f"{key}={format_value(value)}")
     return next((f"{name}: {REMOVED[name]}" for name in names if name in REMOVED), None)
 
@@ -79,14 +82,17 @@ def is_unused(key: str, value: object) -> bool:
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` with the allowed word that means the same or is closest, or an empty string."""
+    """Return `; did you mean 'x'?` with the allowed word that is a synonym or is closest in spelling, else ""."""
     candidates = [candidate for candidate in allowed if candidate != word]
     same = [candidate for candidate in candidates if candidate == OTHER_VALUES.get(word)]
     return _did_you_mean(same or difflib.get_close_matches(word[:MAX_VALUE], candidates, n=1, cutoff=0.6))
 
 
 def nearest_key(key: str, allowed: Iterable[str]) -> str:
-    """Return a suggestion of the keys that have the same last part in any section, else the closest key."""
+    """Return `; did you mean ...?` for an unknown key, or "".
+
+    Suggests the keys of any section that end in the same name (`lr`: `optimizer.lr`), else the key closest in spelling.
+    """
     candidates = [candidate for candidate in allowed if candidate != key]
     key = key[:MAX_VALUE].lower()
     name = key.rpartition(".")[2]
@@ -104,7 +110,7 @@ def _did_you_mean(words: list[str]) -> str:
 
 
 def format_value(value: object, longest: int = MAX_VALUE) -> str:
-    """Return the value as a user would write it, in one printable line; a long one is cut in the middle."""
+    """Return the value as a user would write it, in one printable line; a long value is cut in the middle."""
     if value is None:
         return "null"
     text = str(value).lower() if isinstance(value, bool) else str(value)
@@ -120,7 +126,7 @@ def printable(text: str) -> str:
 
 
 def override_values(overrides: Iterable[str]) -> dict[str, Any]:
-    """Return the plain values of overrides by key; lists and dictionaries remain text."""
+    """Parse overrides KEY=VALUE into a dictionary; lists and dictionaries remain text."""
     values = {}
     for override in overrides:
         key, _, text = override.lstrip("+").partition("=")
@@ -129,7 +135,7 @@ def override_values(overrides: Iterable[str]) -> dict[str, Any]:
 
 
 def plain_value(text: str) -> str | int | float | bool | None:
-    """Read a value as Hydra does, which differs from YAML 1.1 in `yes`, 0x10 and 1e-05."""
+    """Parse a value as Hydra does. YAML 1.1 would give other results for `yes`, 0x10 and 1e-05."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
@@ -141,7 +147,7 @@ def plain_value(text: str) -> str | int | float | bool | None:
 
 
 def quoted(value: object) -> str:
-    """Quote a string, such as a path, for Hydra's grammar if it needs quotes."""
+    """Write a string, such as a path, for Hydra's grammar, with quotes if it needs them."""
     text = str(value)
     if re.fullmatch(r"[a-zA-Z_/][\w./-]*", text, re.ASCII) and isinstance(plain_value(text), str):
         return text
