@@ -1,4 +1,4 @@
-"""The configuration of nmt-train, and those of the other commands. The other modules here define their sections."""
+"""The configurations of nmt-train and of the other commands. The modules of this folder define their sections."""
 
 import os
 from typing import Annotated, Any, Literal, Self
@@ -60,7 +60,7 @@ class Evaluation(Section):
 
 
 class TrainConfig(Model, Machine):
-    """nmt-train."""
+    """Configuration of nmt-train."""
 
     run: Annotated[PathName | None, Meaning.NO_EFFECT]
     seed: Seed
@@ -127,7 +127,7 @@ class TrainConfig(Model, Machine):
             "positions that need no reward",
             "use objective=likelihood, or attention/alignment=straight_through",
         ),
-        Conflict(  # the only objective that has a loss of two passes
+        Conflict(  # no other objective compares the predictions of two passes
             {"training.r_drop": GIVEN, "objective.kind": ANY},
             "objective=likelihood",
             "set it to 0",
@@ -139,7 +139,8 @@ class TrainConfig(Model, Machine):
 PATH_KEYS = keys_with(TrainConfig, Meaning.PATH) - {"run"}
 NO_EFFECT_KEYS = keys_with(TrainConfig, Meaning.NO_EFFECT)
 LENGTH_KEYS = keys_with(TrainConfig, Meaning.LENGTH)
-CHANGEABLE_KEYS = PATH_KEYS | NO_EFFECT_KEYS | LENGTH_KEYS | keys_with(TrainConfig, Meaning.DISPLAY)  # in a resumed run
+# Keys that a user may change when a run is resumed.
+CHANGEABLE_KEYS = PATH_KEYS | NO_EFFECT_KEYS | LENGTH_KEYS | keys_with(TrainConfig, Meaning.DISPLAY)
 
 
 SearchPrecision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
@@ -147,7 +148,10 @@ Values = dict[str, str | int | float | bool | None]
 
 
 class Loading(Section):
-    """How a run is loaded, or several as an ensemble. None: the (first) run's own value."""
+    """How to load a run, or several runs as an ensemble.
+
+    Where a value is None, the value that the run was trained with applies; in an ensemble, that of the first run.
+    """
 
     checkpoint: Literal["best", "last"]
     device: Device | None
@@ -159,19 +163,19 @@ class Loading(Section):
 
     @property
     def load_arguments(self) -> dict[str, Any]:
-        """The arguments of Translator.load besides the run."""
+        """These values as keyword arguments of Translator.load."""
         return {name: getattr(self, name) for name in Loading.model_fields}
 
 
 class SavedRunCommand(Loading):
-    """Common values of the commands that load a run, or several as an ensemble."""
+    """Common values of nmt-evaluate and nmt-translate, which load one run, or several runs as one ensemble."""
 
     run: Paths
     processes: Processes
 
 
 class EvaluateConfig(SavedRunCommand):
-    """nmt-evaluate."""
+    """Configuration of nmt-evaluate."""
 
     split: Literal["validation", "test"]
     tokenize: Name | None
@@ -197,7 +201,7 @@ class EvaluateConfig(SavedRunCommand):
 
 
 class TranslateConfig(SavedRunCommand):
-    """nmt-translate."""
+    """Configuration of nmt-translate."""
 
     alignments: PathName | None
     references: PathName | None
@@ -225,7 +229,7 @@ Seconds = Annotated[float, Field(gt=0.0, le=86_400.0)]
 
 
 class ServeLimits(Section):
-    """What clients may ask for."""
+    """Limits on connections and requests of clients."""
 
     connections: Count
     body_bytes: Count
@@ -236,7 +240,7 @@ class ServeLimits(Section):
 
 
 class ServeConfig(Loading):
-    """nmt-serve."""
+    """Configuration of nmt-serve."""
 
     run: Models
     host: Name
@@ -250,7 +254,7 @@ class ServeConfig(Loading):
 
 
 class ExportConfig(Section):
-    """nmt-export."""
+    """Configuration of nmt-export."""
 
     run: Paths
     output: PathName
@@ -275,7 +279,7 @@ Metric = Literal["bleu", "chrf", "ter", "comet"]
 
 
 class CompareConfig(Section):
-    """nmt-compare."""
+    """Configuration of nmt-compare."""
 
     runs: Paths
     systems: Names

@@ -1,4 +1,4 @@
-"""What all sections of the configuration are made of: types of values, what a key means, and sections.
+"""What all sections of the configuration are made of: types of values, `Meaning`, `Conflict` and `Section`.
 
 Numbers have an upper limit far beyond any published system, so that a typing error is reported at once, before it
 exhausts the memory or overflows float32.
@@ -17,9 +17,9 @@ from nmt.config.errors import CONTROL, format_value
 
 
 class Meaning(Enum):
-    """What a key means to a run that was started before, in the annotation of its field.
+    """Whether a key may change when a run is resumed, and whether runs that differ in it are different systems.
 
-    A key without a meaning must keep its value when a run is resumed.
+    A meaning is part of the annotation of a field. A key without a meaning must keep its value when a run is resumed.
     """
 
     PATH = "names a file or a folder, which may have been moved"
@@ -34,17 +34,17 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[float, Field(gt=0.0, le=1e6)]
 NonNegative = Annotated[float, Field(ge=0.0, le=1e6)]
 AtLeastOne = Annotated[float, Field(ge=1.0, le=1e6)]
-Temperature = Annotated[float, Field(ge=1e-4, le=1e4)]  # smaller ones overflow the energies
-Epsilon = Annotated[float, Field(ge=1e-30, le=1.0)]  # smaller ones are 0 in float32, and lead to a division by 0
+Temperature = Annotated[float, Field(ge=1e-4, le=1e4)]  # energies divided by a smaller temperature overflow
+Epsilon = Annotated[float, Field(ge=1e-30, le=1.0)]  # a smaller value can become 0 in float32, and divide by 0
 
-Count = Annotated[int, Field(gt=0, le=2**31 - 1)]  # of steps, tokens, sentences: an int32
+Count = Annotated[int, Field(gt=0, le=2**31 - 1)]  # number of steps, tokens or sentences; fits an int32
 CountOrZero = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Units = Annotated[int, Field(gt=0, le=2**14)]  # width of a layer; 16384 units need gigabytes of recurrent weights
 Layers = Annotated[int, Field(gt=0, le=100)]
-Positions = Annotated[int, Field(gt=0, le=100_000)]  # of a sentence
+Positions = Annotated[int, Field(gt=0, le=100_000)]  # number of source positions
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Processes = Annotated[int, Field(gt=0, le=1024)]
-Threads = Annotated[int, Field(gt=0, le=1024)]  # torch crashes with a hundred thousand
+Threads = Annotated[int, Field(gt=0, le=1024)]  # torch crashes with 100,000 threads
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 
@@ -60,11 +60,11 @@ one_as_list = BeforeValidator(lambda value: [value] if isinstance(value, str) el
 Names = Annotated[list[Name], one_as_list]
 PathName = Annotated[Name, Meaning.PATH]
 Paths = Annotated[list[PathName], Field(min_length=1), one_as_list]
-# Each a run, a list of runs that form an ensemble, or a folder that stands for the runs below it.
+# The models of nmt-serve: each is a run, a list of runs that form an ensemble, or a folder with several runs below it.
 Models = Annotated[list[Paths], Field(min_length=1), one_as_list]
 
 
-# Each reports one error in place of one for every type of a union.
+# For a wrong value of a union, pydantic reports one error per type. These validators run before it and report only one.
 def _refuse_unless_layer(value: object) -> object:
     if isinstance(value, bool) or (type(value) is int and 2 <= value <= 100):  # noqa: PLR2004
         return value
@@ -77,21 +77,22 @@ def _refuse_unless_directions(value: object) -> object:
     raise PydanticKnownError("literal_error", {"expected": "true, false or 'first'"})
 
 
-# The first of the layers that have something, counted from 1; true: the second, false: no layer has it.
+# The lowest layer, counted from 1, with a residual connection. true is layer 2, false no layer.
 FirstLayer = Annotated[bool | Annotated[int, Field(ge=2, le=100)], BeforeValidator(_refuse_unless_layer)]
-# Which layers read in both directions: all, none or the first.
+# Whether all layers read in both directions (true), none (false), or only the first layer ("first").
 Bidirectional = Annotated[bool | Literal["first"], BeforeValidator(_refuse_unless_directions)]
 
 
-GIVEN = object()  # in a Conflict: any value but null, false and 0
-ANY = object()  # in a Conflict: any value
+# In the values of a Conflict: GIVEN stands for any value but null, false and 0; ANY for any value.
+GIVEN = object()
+ANY = object()
 _MISSING = object()
 
 
 class Conflict(NamedTuple):
-    """A value that needs something which other values of the section rule out.
+    """A combination of values that makes no sense: one value needs something that the other values rule out.
 
-    Reads "KEY=VALUE needs NEEDS, but KEY=VALUE and KEY=VALUE; REMEDY".
+    The message is "KEY=VALUE needs NEEDS, but KEY=VALUE and KEY=VALUE; REMEDY".
     """
 
     values: Mapping[str, object]
@@ -102,7 +103,7 @@ class Conflict(NamedTuple):
     when: Callable[[Any], bool] = lambda section: True
 
     def occurs_in(self, section: "Section") -> bool:
-        """Does the section have these values?"""
+        """Return whether the section has these values and `when` holds."""
         return all(_is(_value(section, key), value) for key, value in self.values.items()) and self.when(section)
 
     def message(self, section: "Section") -> str:
@@ -114,7 +115,7 @@ class Conflict(NamedTuple):
 
 
 def _value(section: Any, key: str) -> object:  # noqa: ANN401
-    """Return the value of a key such as "attention.score.kind", _MISSING if a section on its way lacks it."""
+    """Return the value of a key such as "attention.score.kind", or _MISSING if a part of this path does not exist."""
     for part in key.split("."):
         section = getattr(section, part, _MISSING)
     return section
@@ -129,7 +130,7 @@ def _is(value: object, expected: object) -> bool:
 
 
 def next_multiple(number: int, factor: int) -> int:
-    """Return the smallest multiple of `factor` that is not below the number."""
+    """Round the number up to a multiple of `factor`."""
     return factor * math.ceil(number / factor)
 
 
@@ -142,10 +143,10 @@ def _shown(section: Any, key: str) -> str:  # noqa: ANN401
 
 
 class Section(BaseModel):
-    """A group of values: immutable, without unknown keys or silent conversion between types."""
+    """A group of values. It is immutable, refuses unknown keys, and converts no value to another type."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-    conflicts: ClassVar[tuple[Conflict, ...]] = ()  # the first one that occurs is reported
+    conflicts: ClassVar[tuple[Conflict, ...]] = ()  # only the first conflict that occurs is reported
 
     @model_validator(mode="after")
     def _refuse_conflicts(self) -> Self:
@@ -156,7 +157,10 @@ class Section(BaseModel):
 
 
 def members(annotation: Any) -> dict[str, type[BaseModel]]:  # noqa: ANN401
-    """Return the models of a union on `kind` by their kinds, or a single model by ""; {} for any other type."""
+    """Return the section types of an annotation by `kind`; a single type without a kind has the key "".
+
+    Returns {} for an annotation that contains no section.
+    """
     if get_origin(annotation) is Annotated:
         return members(get_args(annotation)[0])
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
@@ -170,14 +174,14 @@ def members(annotation: Any) -> dict[str, type[BaseModel]]:  # noqa: ANN401
 
 
 def element(annotation: Any) -> Any:  # noqa: ANN401
-    """Return the annotation of the elements of a list, None if the annotation contains no list."""
+    """Return the annotation of a list's elements, or None if the annotation contains no list."""
     if get_origin(annotation) is list:
         return get_args(annotation)[0]
     return next((inner for part in get_args(annotation) if (inner := element(part)) is not None), None)
 
 
 def fields(annotation: Any, values: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Return the annotation of each field of a section; `values` choose the member of a union by their kind."""
+    """Return the annotation of each field of a section. In a union of sections, the `kind` in `values` chooses one."""
     models = members(annotation)
     kind = values.get("kind", "") if isinstance(values, Mapping) else ""
     model = models.get(format_value(kind)) or next(iter(models.values()), None)
@@ -185,17 +189,17 @@ def fields(annotation: Any, values: Any) -> dict[str, Any]:  # noqa: ANN401
 
 
 def means(annotation: Any, *meanings: Meaning) -> bool:  # noqa: ANN401
-    """Does any part of the annotation have one of the meanings?"""
+    """Return whether any part of the annotation, such as the elements of a list, has one of the meanings."""
     return any(part in meanings or means(part, *meanings) for part in get_args(annotation))
 
 
 def keys_with(schema: Any, *meanings: Meaning) -> set[str]:  # noqa: ANN401
-    """Return the keys, such as "data.train", whose fields have one of the meanings."""
+    """Return the dotted keys, such as "data.train", whose fields have one of the meanings."""
     return {key for key, annotation in _leaves(schema) if means(annotation, *meanings)}
 
 
 def with_paths(annotation: Any, value: Any, change: Callable[[str], str]) -> Any:  # noqa: ANN401
-    """Return a copy of plain values of this type with `change` applied to every path in them."""
+    """Return a copy of plain values, typed by the annotation, with `change` applied to every path in them."""
     if isinstance(value, Mapping):
         sections = fields(annotation, value)
         return {key: with_paths(sections.get(key), part, change) for key, part in value.items()}
@@ -208,12 +212,12 @@ def with_paths(annotation: Any, value: Any, change: Callable[[str], str]) -> Any
 
 
 def text_keys(schema: Any) -> set[str]:  # noqa: ANN401
-    """Return the keys, such as "data.source_lang", whose values are text: names, paths and lists of them."""
+    """Return the dotted keys, such as "data.source_lang", whose values are text or lists of texts."""
     return {key for key, annotation in _leaves(schema) if _plain_types(annotation) - {type(None)} == {str}}
 
 
 def _leaves(schema: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:  # noqa: ANN401
-    """Yield the keys of all members of a section, and of the sections within it, with their annotations."""
+    """Yield the dotted key and annotation of each value of a section and its subsections, for all kinds of a union."""
     for model in members(schema).values():
         for name, field in model.model_fields.items():
             annotation = field.rebuild_annotation()
@@ -224,7 +228,7 @@ def _leaves(schema: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:  # noqa
 
 
 def _plain_types(annotation: Any) -> set[Any]:  # noqa: ANN401
-    """Return the types that values have once annotations, unions and lists are taken apart."""
+    """Return the types inside annotations, unions and lists: {str, NoneType} for list[Name] | None."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _plain_types(inner[0])

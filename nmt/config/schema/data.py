@@ -1,4 +1,4 @@
-"""Corpus and tokenizer."""
+"""Sections for the corpus (`data`) and the tokenizer."""
 
 from typing import Annotated, Literal, Self
 
@@ -20,15 +20,15 @@ from nmt.config.schema.base import (
     one_as_list,
 )
 
-DemoSize = Annotated[int, Field(gt=0, le=10_000_000)]  # sentences, generated in memory
-Parts = Annotated[list[PathName], Field(min_length=1), one_as_list]  # or patterns of paths
-# A name, or the number of a column without one.
+DemoSize = Annotated[int, Field(gt=0, le=10_000_000)]  # number of sentences, which are generated in memory
+Parts = Annotated[list[PathName], Field(min_length=1), one_as_list]  # files of a split: paths, prefixes or patterns
+# A column of a table, by the name in its header or by its number.
 Column = Annotated[Name, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
-VocabularySize = Annotated[int, Field(ge=6, le=1_000_000)]  # at least four special symbols, a space and a character
+VocabularySize = Annotated[int, Field(ge=6, le=1_000_000)]  # at least 4 special symbols, a space and a character
 
 
 class Preparation(Section):
-    """How a corpus is prepared."""
+    """Common values of all kinds of corpora: additional training data, filters and the cache."""
 
     extra: Annotated[list[PathName], one_as_list]
     max_length: Count
@@ -38,12 +38,12 @@ class Preparation(Section):
 
     @property
     def tags(self) -> list[str]:
-        """The tags that source lines start with, in ascending order; none for a corpus of one direction."""
+        """The tags, such as "<2de>", that source lines start with, in ascending order; [] for a single direction."""
         return []
 
 
 class Corpus(Preparation):
-    """Common values of all corpora of one direction."""
+    """Common values of all corpora with one source and one target language."""
 
     source_lang: Name
     target_lang: Name
@@ -97,11 +97,14 @@ class HubData(Corpus):
     path_splits: Splits
 
 
-Code = Annotated[str, Field(pattern=r"^[A-Za-z][\w.-]*$", max_length=100)]  # of a language, part of a tag
+Code = Annotated[str, Field(pattern=r"^[A-Za-z][\w.-]*$", max_length=100)]  # language code, which becomes part of a tag
 
 
 class DirectedCorpus(Section):
-    """The corpus of one of several directions. A split that is None is read from the files of the section."""
+    """The corpus of one direction of a multilingual model.
+
+    Where a split is None, the files that `MultilingualData` names for all directions are read.
+    """
 
     source_lang: Code
     target_lang: Code
@@ -111,12 +114,12 @@ class DirectedCorpus(Section):
 
     @property
     def tag(self) -> str:
-        """What stands before each source line: "<2de>" for the target language "de" (Johnson et al. 2017)."""
+        """The first token of each source line: "<2de>" for the target language "de" (Johnson et al. 2017)."""
         return f"<2{self.target_lang.lower()}>"
 
 
 def _section(value: object) -> object:
-    """A direction "en-de" as a section."""
+    """Convert a direction "en-de" to the values of a DirectedCorpus."""
     if isinstance(value, dict):
         return value
     languages = value.split("-") if isinstance(value, str) else []
@@ -158,7 +161,7 @@ class MultilingualData(Preparation):
 
     @property
     def tags(self) -> list[str]:
-        """The tags that source lines start with, in ascending order."""
+        """The tags of all target languages, in ascending order."""
         return sorted({corpus.tag for corpus in self.corpora})
 
     @property
@@ -172,7 +175,7 @@ class MultilingualData(Preparation):
         return ",".join(dict.fromkeys(corpus.target_lang for corpus in self.corpora))
 
     def files(self) -> list[FilesData]:
-        """Return each direction's corpus as one of plain files."""
+        """Return the corpus of each direction as `FilesData`."""
         common = {key: getattr(self, key) for key in Preparation.model_fields}
         return [
             FilesData(
@@ -196,14 +199,17 @@ Data = Annotated[DemoData | FilesData | HubData | MultilingualData, Field(discri
 
 
 class SegmentationSampling(Section):
-    """Random segmentation of the training data (BPE-dropout, subword regularisation)."""
+    """Random segmentation of the training data.
+
+    With BPE it is BPE-dropout (Provilkov et al. 2020), with a unigram model subword regularisation (Kudo 2018).
+    """
 
     sampling: Fraction
     sampling_sides: Literal["both", "source", "target"]
 
     @property
     def sampling_by_side(self) -> tuple[float, float]:
-        """The sampling of source and target; 0 is none."""
+        """The value of `sampling` for source and target: 0 on a side that is segmented without randomness."""
         sides = self.sampling_sides
         return self.sampling if sides != "target" else 0.0, self.sampling if sides != "source" else 0.0
 
@@ -215,7 +221,7 @@ class TrainedTokenizer(SegmentationSampling):
     byte_fallback: bool
     normalization: Literal["nfc", "nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity"]
     max_train_lines: Count
-    character_coverage: Annotated[float, Field(ge=0.98, le=1.0)]  # limits of SentencePiece
+    character_coverage: Annotated[float, Field(ge=0.98, le=1.0)]  # the range that SentencePiece accepts
     split_punctuation: bool
     lowercase: bool
 

@@ -1,6 +1,7 @@
-"""The network: attention and its parts, embeddings, encoder and decoder, and the combinations that make sense.
+"""Sections for the network: attention and its components, embeddings, encoder and decoder.
 
-Facts about a part that other parts, losses or the model depend on are class attributes of its section.
+`conflicts` list the combinations of values that make no sense. Their conditions use class attributes of the sections,
+such as `reads_keys` of a score, which state properties of the module that a section configures.
 """
 
 import warnings
@@ -30,10 +31,12 @@ from nmt.config.schema.data import VocabularySize
 
 
 class AnyScore(Section):
-    reads_past: ClassVar[bool] = False  # do the energies depend on earlier steps?
-    reads_keys: ClassVar[bool] = True
-    linear_in_keys: ClassVar[bool] = True  # so that coverage can be added to the keys
-    needs_equal_sizes: ClassVar[bool] = False  # of query and key
+    """Common properties of the scores, which compute the energy of each source position."""
+
+    reads_past: ClassVar[bool] = False  # do the energies depend on the attention of earlier steps?
+    reads_keys: ClassVar[bool] = True  # do they depend on the keys, or on query and position alone?
+    linear_in_keys: ClassVar[bool] = True  # has the score a term W k, to which coverage adds a term?
+    needs_equal_sizes: ClassVar[bool] = False  # must query and key have the same width?
 
 
 class DotScore(AnyScore):
@@ -133,13 +136,13 @@ Window = Annotated[GlobalWindow | LocalMonotonicWindow | LocalPredictiveWindow, 
 
 
 class AnyNormalizer(Section):
-    """Energies to a distribution over source positions."""
+    """Common properties of the normalizers, which turn energies into weights over source positions."""
 
-    reads_past: ClassVar[bool] = False  # do the weights depend on those of earlier steps?
-    takes_window: ClassVar[bool] = True  # can it do without the positions outside a window?
-    always_sums_to_one: ClassVar[bool] = True
-    gives_log_probs: ClassVar[bool] = False  # the logarithms of a distribution
-    gives_log_weights: ClassVar[bool] = False  # the logarithms of its weights, which may sum to less than 1
+    reads_past: ClassVar[bool] = False  # do the weights depend on the weights of earlier steps?
+    takes_window: ClassVar[bool] = True  # can a window remove positions before the normalizer sees them?
+    always_sums_to_one: ClassVar[bool] = True  # False if the weights of a step may sum to less than 1
+    gives_log_probs: ClassVar[bool] = False  # has it gives_log_weights, and weights that always sum to 1?
+    gives_log_weights: ClassVar[bool] = False  # does it also return the logarithms of its weights?
 
 
 class Softmax(AnyNormalizer):
@@ -165,7 +168,10 @@ class FirstOrder(AnyNormalizer):
 
 
 class HardMonotonic(AnyNormalizer):
-    """Common to the normalizers that read the source from left to right and may pass its end."""
+    """Common values of the normalizers that only move forward through the source.
+
+    They may reach its end without stopping at a position; then the weights sum to less than 1.
+    """
 
     noise: NonNegative
     initial_offset: Annotated[float, Field(ge=-1e6, le=1e6)]
@@ -179,7 +185,8 @@ class Monotonic(HardMonotonic):
 
 class Mocha(HardMonotonic):
     kind: Literal["mocha"]
-    chunk: Annotated[int, Field(ge=2, le=100_000)]  # with 1, its second score would never learn; that is "monotonic"
+    # A softmax over a chunk of one position is constant, so its energies would never learn: "monotonic" does without.
+    chunk: Annotated[int, Field(ge=2, le=100_000)]
 
 
 class LinearChain(AnyNormalizer):
@@ -199,11 +206,11 @@ Normalizer = Annotated[SoftNormalizer | FirstOrder | Fertility | Monotonic | Moc
 
 
 class AnyAlignment(Section):
-    """What an attention does with its distribution over source positions."""
+    """Common properties of the alignments, which say how the decoder uses a distribution over source positions."""
 
-    selects_one: ClassVar[bool] = False  # is the context that of a single position?
-    differentiable: ClassVar[bool] = True
-    latent: ClassVar[bool] = False  # does it predict by a sum over positions?
+    selects_one: ClassVar[bool] = False  # is the context the state of a single position?
+    differentiable: ClassVar[bool] = True  # does the gradient pass through the weights?
+    latent: ClassVar[bool] = False  # is the prediction a weighted sum of one prediction per position?
 
 
 class Expected(AnyAlignment):
@@ -228,7 +235,7 @@ class StraightThrough(AnyAlignment):
 
 
 class Latent(AnyAlignment):
-    """Common values of alignments that predict by a sum over positions."""
+    """Common values of the alignments whose prediction is a weighted sum of one prediction per source position."""
 
     top_k: Positions | None
     min_share: Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -358,12 +365,12 @@ class ScoredAttention(Section):
 
     @property
     def reads_past(self) -> bool:
-        """Does a step depend on what earlier steps attended to?"""
+        """Does the attention of a step depend on the weights of earlier steps?"""
         return self.score.reads_past or self.coverage.kind != "none" or self.normalizer.reads_past
 
     @property
     def needs_equal_sizes(self) -> bool:
-        """Must queries be as wide as the states they are compared with?"""
+        """Must the decoder's states, the queries, be as wide as the encoder's states, the keys?"""
         return self.score.needs_equal_sizes and self.projection.kind == "none"
 
 
@@ -393,19 +400,19 @@ class EncoderSelfAttention(Section):
 SelfAttention = Annotated[NoSelfAttention | EncoderSelfAttention, Field(discriminator="kind")]
 
 Cell = Literal["rnn", "gru", "lstm"]
-# Of Decoder.copy, which hides pydantic's former name of `model_copy`.
+# The field Decoder.copy hides the deprecated method `copy` of pydantic's models.
 warnings.filterwarnings("ignore", message='Field name "copy" in "Decoder" shadows an attribute')
 
 
 class Size(Section):
-    """Defaults of other groups that depend on the size."""
+    """Defaults of the tokenizer and the optimizer for the model size that size= chooses."""
 
     vocab_size: VocabularySize
     lr: Positive
 
 
 class SizeThresholds(Section):
-    """The number of training pairs from which size=auto chooses each size."""
+    """For each size, the least number of training pairs for which size=auto chooses it."""
 
     small: CountOrZero
     base: CountOrZero
@@ -421,7 +428,7 @@ class Embedding(Section):
 
 
 class Network(Section):
-    """Common values of the recurrent networks of encoder and decoder."""
+    """Common values of encoder and decoder, which are both recurrent networks."""
 
     cell: Cell
     hidden: Units
@@ -439,7 +446,7 @@ class Network(Section):
 
     @property
     def first_residual(self) -> int:
-        """The first layer, counted from 1, with a residual connection; 0: none."""
+        """The lowest layer, counted from 1, with a residual connection; 0 if no layer has one."""
         return 2 * self.residual if isinstance(self.residual, bool) else self.residual
 
 
@@ -463,12 +470,12 @@ class Encoder(Network):
 
     @property
     def directions(self) -> int:
-        """The directions of the top layer."""
+        """The number of directions in which the top layer reads: 1 or 2."""
         return 2 if self.bidirectional is True else 1
 
     @property
     def output_dim(self) -> int:
-        """M: the size of one encoder state, both directions together."""
+        """The width M of the encoder's states, in which the directions of the top layer are concatenated."""
         return self.hidden * self.directions
 
 
@@ -497,7 +504,7 @@ class Decoder(Network):
 
 
 class Model(Section):
-    """The values that determine the network's parameters and dropout."""
+    """All sections of the network."""
 
     embedding: Embedding
     encoder: Encoder

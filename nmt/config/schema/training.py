@@ -1,4 +1,4 @@
-"""Objective, optimizer, schedule, training, validation, search."""
+"""Sections for objective, optimizer, learning-rate schedule, training, validation and search."""
 
 from typing import Annotated, Literal
 
@@ -113,7 +113,7 @@ class Training(Section):
     guided_alignment: NonNegative
     max_grad_norm: Positive | None
     max_bad_steps: Count
-    # Checkpoints store the sums since the last log line.
+    # Limited, because a checkpoint stores the sums of all updates since the last line of the log.
     log_every: Annotated[int, Field(gt=0, le=10_000), Meaning.NO_EFFECT]
     checkpoint_every: Annotated[Count | None, Meaning.NO_EFFECT]
     cuda_graphs: Annotated[CountOrZero, Meaning.NO_EFFECT]
@@ -134,14 +134,14 @@ class Validation(Section):
     saliency: Annotated[bool, Meaning.DISPLAY]
 
 
-MAX_HYPOTHESES = 10_000  # of a sentence at once; each has its own decoder state
+MAX_HYPOTHESES = 10_000  # per sentence in a search; each needs memory for a decoder state
 BeamSize = Annotated[int, Field(gt=0, le=MAX_HYPOTHESES)]
 LengthPenalty = Literal["none", "average", "gnmt"]
 LengthExponent = Annotated[float, Field(ge=0.0, le=10.0)]
 
 
 class SearchLimits(Section):
-    """Common values of all searches. Lengths are in tokens, including `</s>`."""
+    """Common values of all search methods. Lengths count tokens, `</s>` included."""
 
     min_length: CountOrZero
     max_length: Count
