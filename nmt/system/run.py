@@ -1,4 +1,4 @@
-"""The run directory: its paths, its lock, its saved configuration, and the record of how the run was started.
+"""The run directory: its paths, its lock, its saved configuration, and the manifest, which records each start.
 
 A saved configuration is read as data, without importing or calling anything that it names.
 """
@@ -30,27 +30,27 @@ from nmt.system.files import unpacked
 if TYPE_CHECKING:
     from nmt.data.prepared import Prepared
 
-RUN_SECTIONS = {"attention", "decoder", "encoder", "tokenizer", "training"}  # of every run's configuration
+RUN_SECTIONS = {"attention", "decoder", "encoder", "tokenizer", "training"}  # every run's configuration has them
 LOCK, SWEEP = ".lock", ".nmt-sweep"  # files that mark a run in progress and the directory of a sweep
-ERROR = "error.txt"  # why a job of a sweep failed
-EVALUATION = "evaluation.json"  # describes an evaluation in a folder that is not a run
-FINISHED, PRUNED = "finished", "pruned"  # "status" in the manifest; absent until the run ends
+ERROR = "error.txt"  # the reason why a job of a sweep failed, and its overrides
+EVALUATION = "evaluation.json"  # describes an evaluation whose results are in a folder that is not a run
+FINISHED, PRUNED = "finished", "pruned"  # values of "status" in the manifest, which has none until the run ends
 DEMO = Path(__file__).with_name("demo.nmt")  # the archive that run=demo opens; scripts/make_demo_model.py made it
-MAX_BYTES = 1_000_000  # of a saved configuration, which has a few thousand
-PACKAGES = {  # recorded with every start: the name, and that of the distribution
+MAX_BYTES = 1_000_000  # most bytes of a saved configuration; usually it has a few thousand
+PACKAGES = {  # packages whose versions each start records: name -> name of the distribution
     "nmt": DISTRIBUTION,
     **{name: name for name in ("torch", "numpy", "sentencepiece", "sacrebleu", "datasets", "hydra-core")},
 }
 
 
 class _Record(BaseModel):
-    """JSON that may come from anyone; only what is read back is checked."""
+    """JSON that may come from anyone. The types of the fields are checked; other keys may have any value."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
 
 class _Start(_Record):
-    """One start of a run, or a resumption."""
+    """The record of one start of a run; each resumption adds another one."""
 
     overrides: list[str] = []
     choices: dict[str, str] = {}
@@ -60,7 +60,7 @@ class _Start(_Record):
 
 
 class _Manifest(_Record):
-    """manifest.json."""
+    """The content of manifest.json, as far as it is read again."""
 
     status: str | None = None
     starts: list[_Start] = []
@@ -72,15 +72,16 @@ class RunDirectory:
     """Paths and files of one run. Training calls `claim` before it writes anything."""
 
     def __init__(self, path: Path | str, source: Path | None = None) -> None:
-        """source: the archive that was unpacked to `path`; None: the directory is the run's own."""
+        """source: the archive that was unpacked to `path`, or None if `path` is a run directory."""
         self.path, self.source = Path(path), source or Path(path)
-        self.is_archive = source is not None  # nothing may be written to `path` then
+        self.is_archive = source is not None  # if True, nothing may be written to `path`
         self.config = self.path / "config.yaml"
         self.manifest = self.path / "manifest.json"
         self.log = self.path / "train.log"
         self.metrics = self.path / "metrics.jsonl"
         self.results = self.path / "results.json"
         self.tensorboard = self.path / "tensorboard"
+        # Folders; the comments list their files.
         self.checkpoints = self.path / "checkpoints"  # last.pt, best.safetensors
         self.hypotheses = self.path / "hypotheses"  # <split>.txt, <split>.statistics.safetensors
         self.data = self.path / "data"  # <split>.{source,target,alignments}
@@ -91,7 +92,7 @@ class RunDirectory:
     def existing(cls, path: str | Path, key: str = "run") -> "RunDirectory":
         """Open a run, or an archive of one, for reading; "demo" is the model that comes with the package.
 
-        Raises UserError that names `key` if there is none.
+        Raises UserError that names the configuration's `key` if there is no run at this path.
         """
         named = user_path(path)
         if str(path) == "demo" and not named.exists():
@@ -112,10 +113,10 @@ class RunDirectory:
             raise UserError(f"{error.filename}: {error.strerror}; a run's files must lie within its folder") from None
 
     def claim(self, values: Mapping[str, Any]) -> None:
-        """Lock the directory for a run with this configuration, new or to be resumed, and remove partial files.
+        """Lock the directory for training with the configuration `values`, and remove partly written files.
 
-        Raises UserError, and changes nothing, if another process trains there or if the directory holds anything but
-        this run or one that failed before its first checkpoint.
+        The directory may be new, or hold this run, or a run that failed before its first checkpoint. Otherwise, or if
+        another process trains there, raises UserError and changes nothing.
         """
         self._check_only_run_files()
         self.check_contained()
@@ -139,13 +140,13 @@ class RunDirectory:
         files.remove_leftovers(self.path)
 
     def check(self, values: Mapping[str, Any]) -> None:
-        """Raise UserError if `claim` would find another run or other files there. Changes nothing."""
+        """Raise UserError if `claim` would refuse the directory for its files. Changes nothing."""
         self._check_only_run_files()
         self.check_contained()
         self._check_same_config(values)
 
     def release(self) -> None:
-        """Unlock the directory. Removes the lock file if no run was started."""
+        """Unlock the directory. Removes the lock file if the run has not written its configuration."""
         if self._lock is None:
             return
         if not self.config.exists():
@@ -154,12 +155,12 @@ class RunDirectory:
         self._lock = None
 
     def check_present(self) -> None:
-        """Raise UserError if the claimed directory has been deleted, so that no half of it is written again."""
+        """Raise UserError if the claimed directory was deleted, before a write would create a part of it again."""
         if self._lock is not None and not os.fstat(self._lock).st_nlink:
             raise UserError(f"{self.path}: was deleted while the run trained there; the run ends")
 
     def wait_until_free(self, seconds: float) -> None:
-        """Wait until no process trains there, at most this long. A killed job may take a moment to end."""
+        """Wait until no process trains in the directory, for at most `seconds`. A job ends a while after its signal."""
         self.check_contained()
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and files.is_locked(self.path / LOCK):
@@ -168,12 +169,15 @@ class RunDirectory:
     def begin(
         self, values: Mapping[str, Any], prepared: "Prepared", report: Mapping[str, Any], start: Mapping[str, Any]
     ) -> None:
-        """Write configuration, tokenizers, held-out text, the corpus report, and an entry in the manifest's "starts".
+        """Write configuration, tokenizers and held-out text, and add `report` and `start` to the manifest.
+
+        `report` describes the corpus, `start` how the run is started, for example overrides and machine.
 
         Raises UserError if the corpus or a tokenizer has changed since the first start.
         """
         manifest = self.read_manifest()
-        if not self._has_results():  # of a start that failed, only the overrides and choices that name the run are kept
+        if not self._has_results():
+            # From a start that failed, keep only the overrides and choices, which name the run.
             first, manifest = self.first_start(), {}
             if self.config.exists() and not _differences(load_values(self.config), values, CHANGEABLE_KEYS):
                 start = {**start, **{key: first[key] for key in ("overrides", "choices") if key in first}}
@@ -182,9 +186,9 @@ class RunDirectory:
             raise UserError(
                 f"{self.path}: the corpus or its tokenizer has changed since this run began; start a new run"
             )
-        if "status" in manifest:  # the run had ended, and is trained further
+        if "status" in manifest:  # the run had ended and now trains further
             manifest = self.update_json(self.manifest, {"status": None})
-        save_values(self.config, values)  # first: a directory with a config can be resumed after a kill
+        save_values(self.config, values)  # before all other files, so that the run can be resumed after a kill
         prepared.tokenizers.save(self.path)
         for split in prepared:
             if split.name != "train":
@@ -195,16 +199,17 @@ class RunDirectory:
         self.update_json(self.manifest, record)
 
     def first_start(self) -> dict[str, Any]:
-        """Return how the run was first started: command-line overrides, group choices, environment; {} if unknown."""
+        """Return the record of the first start: command-line overrides, group choices, environment; {} if unknown."""
         starts = self.read_manifest().get("starts")
         if starts:
             return dict(starts[0])
-        with suppress(OSError, ValueError, IndexError):  # missing, or cut short by a kill
-            return {"overrides": shlex.split(files.read_lines(self.path / ERROR)[1])}  # the job failed before it began
+        # A sweep's job that failed before `begin` has its overrides in ERROR, if that file was completely written.
+        with suppress(OSError, ValueError, IndexError):
+            return {"overrides": shlex.split(files.read_lines(self.path / ERROR)[1])}
         return {}
 
     def last_machine(self) -> dict[str, Any]:
-        """Return the machine of the last start, as the manifest records it; {} if unknown."""
+        """Return the hardware of the last start (see `Machine.describe`) as the manifest records it; {} if unknown."""
         machine: dict[str, Any] = (self.read_manifest().get("starts") or [{}])[-1].get("machine", {})
         return machine
 
@@ -213,7 +218,7 @@ class RunDirectory:
         return override_values(self.first_start().get("overrides", []))
 
     def recorded_choices(self) -> dict[str, Any]:
-        """Return group choices and overrides of the first start that affect results, without the seed, by key.
+        """Return by key the group choices and overrides of the first start that affect results, except the seed.
 
         Choices that another choice implies, such as attention/score by attention=bahdanau, are left out.
         """
@@ -222,8 +227,10 @@ class RunDirectory:
         return {key: value for key, value in choices.items() if key not in NO_EFFECT_KEYS and key != "seed"}
 
     def system_digest(self) -> str:
-        """Compute a digest that is equal for runs that differ only in their seeds, or in the seeds of the runs from
-        which they start or learn."""
+        """Compute a digest of the trained system, which is equal for runs of one system with different seeds.
+
+        The seeds of the runs from which a run starts, or which are its teachers, do not change the digest either.
+        """
         ignored = CHANGEABLE_KEYS - LENGTH_KEYS | {"seed"}
         saved = dict(flatten(load_values(self.config)))
         values = {key: value for key, value in saved.items() if key not in ignored}
@@ -235,7 +242,7 @@ class RunDirectory:
         return digest(values)
 
     def read_manifest(self) -> dict[str, Any]:
-        """Read the manifest; {} for a new run. Raises UserError if the file is damaged."""
+        """Read the manifest, or {} if the run has none yet. Raises UserError if the file is damaged."""
         manifest = read_json(self.manifest)
         try:
             _Manifest.model_validate(manifest)
@@ -248,13 +255,16 @@ class RunDirectory:
         return self.read_manifest().get("status") if self.config.exists() else None
 
     def has_finished(self, values: Mapping[str, Any], fingerprint: str) -> bool:
-        """Did a run with this configuration and corpus fingerprint end here, so that running it again is pointless?"""
+        """Has a run with this configuration and corpus fingerprint ended here, so that it need not run again?"""
         if not self.status() or self.read_manifest().get("data", {}).get("fingerprint") != fingerprint:
             return False
         return not _differences(load_values(self.config), values, NO_EFFECT_KEYS)
 
     def held_out(self, split: str) -> tuple[list[str], list[str], list[str] | None]:
-        """Read sources, references and gold alignments (or None) of a split. Raises UserError if there are none."""
+        """Read sources, references and gold alignments of a split; the alignments are None if the corpus has none.
+
+        Raises UserError if the run has no such split.
+        """
         source, target, gold = (self.data / f"{split}.{name}" for name in ("source", "target", "alignments"))
         if not (source.is_file() and target.is_file()):
             if self.is_archive:
@@ -268,7 +278,7 @@ class RunDirectory:
         return texts[source], texts[target], texts.get(gold)
 
     def write_held_out(self, split: str, sources: list[str], references: list[str], gold: Iterable[str] | None) -> None:
-        """Write what `held_out` reads."""
+        """Write the text of a split for `held_out` to read."""
         for name, lines in (("source", sources), ("target", references), ("alignments", gold)):
             if lines is not None:
                 files.write_lines(self.data / f"{split}.{name}", lines)
@@ -299,7 +309,7 @@ class RunDirectory:
             )
 
     def _check_same_config(self, values: Mapping[str, Any]) -> None:
-        """Raise UserError if the directory holds results of another configuration."""
+        """Raise UserError if the directory holds results of a run with another configuration."""
         if not (self.config.exists() and self._has_results()):
             return
         if differences := _differences(load_values(self.config), values, CHANGEABLE_KEYS):
@@ -319,14 +329,14 @@ class RunDirectory:
 
 
 def _differences(saved: Mapping[str, Any], new: Mapping[str, Any], ignored: set[str]) -> dict[str, tuple[Any, Any]]:
-    """Return the saved and the new value of each key whose values differ."""
+    """Return key -> (saved value, new value) for the keys that differ, except the ignored ones."""
     before, after = dict(flatten(saved)), dict(flatten(new))
     values = {key: (before.get(key), after.get(key)) for key in sorted({*before, *after} - ignored)}
     return {key: (old, new) for key, (old, new) in values.items() if old != new}
 
 
 def runs_below(folder: Path) -> list[Path]:
-    """Find the run directories in a folder such as a sweep's, sorted by name."""
+    """Find the run directories at any depth in a folder, such as that of a sweep, sorted by path."""
     return sorted(path.parent for path in folder.rglob("config.yaml"))
 
 
@@ -339,7 +349,7 @@ def text_lines(path: Path) -> list[str]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object; {} if there is no such file. Raises UserError if it cannot be read."""
+    """Read a JSON object, or {} if there is no such file. Raises UserError if the file cannot be read."""
     try:
         values = json.loads(files.read_bytes(path))
         json.dumps(values, ensure_ascii=False).encode()  # an escaped lone surrogate could not be written again
@@ -353,7 +363,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def digest(values: Mapping[str, Any]) -> str:
-    """Compute the SHA-256 of values, independent of the order of keys."""
+    """Compute the SHA-256 of the values, which does not depend on the order of keys."""
     return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -390,7 +400,7 @@ def load_values(path: Path) -> dict[str, Any]:
 
 
 def _without_unused(values: Mapping[Any, Any], prefix: str = "") -> dict[Any, Any]:
-    """Drop removed keys that the run did not use."""
+    """Drop keys of earlier versions that were removed since and that this run did not use."""
     return {
         key: _without_unused(value, f"{prefix}{key}.") if isinstance(value, Mapping) else value
         for key, value in values.items()
@@ -408,7 +418,7 @@ def save_values(path: Path, values: Mapping[str, Any]) -> None:
     files.write_atomically(path, yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True).encode("utf-8"))
 
 
-# What a run records of where it was started
+# The environment of a start
 
 
 def environment() -> dict[str, Any]:

@@ -26,7 +26,7 @@ def markdown(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]) ->
 
 
 def terminal(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]) -> str:
-    """Render the table in plain text."""
+    """Render a table in plain text, aligned as in `markdown`."""
     return _render(rows, columns, "simple", str)
 
 
@@ -40,7 +40,7 @@ def _render(
         [[cell(column, row[column.key]) for column in columns] for row in rows],
         headers=[column.heading for column in columns],
         tablefmt=style,
-        # tabulate 0.9 fails to align a table without rows.
+        # tabulate 0.9 raises an error if it has to align a table without rows.
         colalign=["right" if _is_numeric(rows, column) else "left" for column in columns] if rows else None,
         disable_numparse=True,  # cells are formatted already, and "1e5" may be a run's name
     )
@@ -51,7 +51,7 @@ def _is_numeric(rows: Sequence[Mapping[str, object]], column: Column) -> bool:
 
 
 def decimals(count: int) -> Callable[[float], str]:
-    """Make a formatter of numbers with this many decimals."""
+    """Return a function that formats a number with `count` decimals."""
     return f"{{:.{count}f}}".format
 
 
