@@ -1,8 +1,8 @@
-"""The processes that train or translate together: started by torchrun or a cluster, or one process alone.
+"""The group of processes that train or translate together, started by torchrun or a cluster; or one process alone.
 
-All processes run the same program. Each works on its share of the data, and all of them get all results. An error in
-one of them is raised in all of them, so that none waits for another that has given up. torchrun, not a timeout, detects
-a lost process: a process may wait as long as another one validates.
+All processes run the same program. Each works on its share of the data, and every process receives all results. An
+error in one process is raised in all processes, so that no process waits for one that has failed. Waits have no short
+timeout, because a validation by one process may take long; torchrun detects a process that has died.
 """
 
 import os
@@ -26,12 +26,12 @@ from nmt.system.processes import agent_store, has_agent, rank, started_in_group
 
 T = TypeVar("T")
 S = TypeVar("S", Sequence[Any], NDArray[Any])
-PORT = "nmt/port"  # in torchrun's store
-MAX_WAIT = timedelta(days=7)  # for another process
+PORT = "nmt/port"  # key in torchrun's store: the port of the store that rank 0 opens
+MAX_WAIT = timedelta(days=7)  # how long a process waits for another one
 
 
 class Interrupted(Exception):  # noqa: N818
-    """A signal stopped the work."""
+    """Raised on all processes when one of them has received a signal to stop."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)
@@ -42,18 +42,21 @@ class Interrupted(Exception):  # noqa: N818
 
 
 class OtherProcessFailed(UserError):  # noqa: N818
-    """Another process failed; rank 0 reports why."""
+    """Raised on ranks above 0 when another process has failed; rank 0 prints the reason."""
 
 
 class _Failure(NamedTuple):
-    """What ended the work of one process: an error that all processes can raise, or a traceback."""
+    """The error of one process, as it is sent to the other processes.
+
+    `error` is a UserError, Interrupted or OSError. For any other exception it is None, and `text` is the traceback.
+    """
 
     error: Exception | None
     text: str
 
 
 class ProcessGroup:
-    """`size` processes with ranks from 0. Rank 0 writes all files."""
+    """A group of `size` processes, numbered by `rank` from 0. Only rank 0 writes files."""
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.rank, self.size = rank, size
@@ -61,9 +64,9 @@ class ProcessGroup:
     @classmethod
     @contextmanager
     def join(cls) -> Iterator[Self]:
-        """Join the group that this process was started in; without one, the group has size 1.
+        """Join the group that this process was started in; a process that was started alone gets a group of size 1.
 
-        GPUs communicate by NCCL, everything else by gloo.
+        Tensors on GPUs are sent by NCCL, tensors on CPUs and Python objects by gloo.
         """
         if not started_in_group():
             yield cls()
@@ -72,26 +75,29 @@ class ProcessGroup:
         store, number, size = (_fresh_store(), rank(), int(os.environ["WORLD_SIZE"])) if has_agent() else (None, -1, -1)
         dist.init_process_group(backend, timeout=MAX_WAIT, store=store, rank=number, world_size=size)
         yield cls(dist.get_rank(), dist.get_world_size())
-        dist.destroy_process_group()  # after an error, other processes may still wait: they see that this one ends
+        dist.destroy_process_group()  # not after an error: the end of this process then wakes those that wait for it
 
     @property
     def is_main(self) -> bool:
-        """Is this the process that writes?"""
+        """Is this rank 0, the process that writes files and messages?"""
         return self.rank == 0
 
     @property
     def hides_progress(self) -> bool | None:
-        """tqdm's `disable`: None shows a bar if standard error is a terminal."""
+        """Value of tqdm's `disable`: on rank 0 None, which shows a bar if standard error is a terminal; else True."""
         return None if self.is_main else True
 
     def share(self, items: S) -> S:
-        """Return every `size`-th item, so that neighbours of similar length go to different processes."""
+        """Return this process's share: the items rank, rank + size, ...
+
+        Sorted items thus give all processes sentences of similar lengths.
+        """
         return items[self.rank :: self.size]
 
     def merge(self, results: Iterable[T]) -> list[T]:
-        """Gather the results for each process's share -> results for all items, in their order.
+        """Gather the results that each process yields for its `share`, and return them in the order of all items.
 
-        Raises the error that a process meets while it computes its results, on all of them.
+        If computing `results` fails on one process, raises its error on all processes.
         """
         if self.size == 1:
             return list(results)
@@ -99,7 +105,7 @@ class ProcessGroup:
         return [shares[i % self.size][i // self.size] for i in range(sum(map(len, shares)))]
 
     def everywhere(self, work: Callable[[], T]) -> T:
-        """Run `work` on every process and return its result there; its error on any process is raised on all."""
+        """Run `work` on every process; each gets its own result. An error on any process is raised on all."""
         if self.size == 1:
             return work()
         results: list[T] = []
@@ -107,22 +113,22 @@ class ProcessGroup:
         return results[0]
 
     def main_first(self, work: Callable[[], T]) -> T:
-        """Like `everywhere`, but the other processes begin when rank 0 has finished."""
+        """Run `work` as `everywhere` does, but on rank 0 first; the other processes begin when it has finished."""
         result = self.everywhere(work if self.is_main else lambda: None)
         others = self.everywhere((lambda: None) if self.is_main else work)
         return result if self.is_main else others  # type: ignore[return-value]
 
     def on_main(self, work: Callable[[], T]) -> T:
-        """Run `work` on rank 0 alone and return its result on all processes; its error is raised on all."""
+        """Run `work` on rank 0 only and return its result on all processes. An error is raised on all processes."""
         return self._exchange(work if self.is_main else lambda: None)[0] if self.size > 1 else work()  # type: ignore[return-value]
 
     def from_main(self, items: Iterator[T]) -> Iterator[T]:
-        """Yield the items of rank 0 on all processes."""
+        """Yield on all processes the items of rank 0; the iterators of other ranks are not read."""
         while (item := self.on_main(lambda: next(items, None))) is not None:
             yield item
 
     def fail(self, error: Exception) -> NoReturn:
-        """Raise an error of rank 0 on all processes: the others wait in `from_main` or `on_main`."""
+        """Raise an error of rank 0 on all processes. Only rank 0 calls it, while the others wait in `from_main`."""
 
         def work() -> NoReturn:
             raise error
@@ -131,21 +137,27 @@ class ProcessGroup:
         raise error
 
     def wait(self) -> None:
-        """Wait until all processes have come here."""
+        """Wait until all processes have called this."""
         self.everywhere(lambda: None)
 
     def largest(self, number: int) -> int:
-        """Return the largest of all processes' numbers."""
+        """Return the maximum of the numbers that the processes pass."""
         return number if self.size == 1 else max(self._exchange(lambda: number))
 
     def refuse_differences(self, value: str, message: str) -> None:
-        """Raise UserError with this message, about the lowest rank whose value differs from that of rank 0."""
+        """Raise UserError on all processes if `value` is not the same on all.
+
+        The error names the lowest rank whose value differs from rank 0's.
+        """
         values = self._exchange(lambda: value) if self.size > 1 else [value]
         if different := [rank for rank, other in enumerate(values) if other != values[0]]:
             self._raise(different[0], UserError(message))
 
     def _exchange(self, work: Callable[[], T]) -> list[T]:
-        """Gather each process's result. Raises Interrupted, or the error of the lowest rank that has one."""
+        """Run `work` on every process and return the results of all, by rank.
+
+        If any process fails, raises on all processes the error of the lowest rank that failed.
+        """
         outcome: T | _Failure
         raised: Exception | None = None
         try:
@@ -167,7 +179,7 @@ class ProcessGroup:
         return []
 
     def _raise(self, rank: int, error: Exception) -> None:
-        """Raise another process's error: in full on rank 0, which prints it."""
+        """Raise the error of process `rank`: in full on rank 0, which prints it, as OtherProcessFailed elsewhere."""
         if isinstance(error, Interrupted):
             raise error
         if not self.is_main:
@@ -176,13 +188,13 @@ class ProcessGroup:
 
 
 class GradientSum:
-    """Sums gradients and a few numbers over all processes, in one reduction after the backward pass.
+    """Sums gradients and a few numbers over all processes, in one all-reduce after the backward pass.
 
-    Gradients of recurrent layers are complete only when the backward pass ends, so there is little for a reduction to
-    overlap with.
+    An all-reduce during the backward pass would gain little, because gradients of recurrent layers are complete only at
+    its end.
     """
 
-    NUMBERS = 16
+    NUMBERS = 16  # the most numbers that a call can sum
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.parameters = parameters
@@ -193,9 +205,9 @@ class GradientSum:
 
     @torch.no_grad()
     def __call__(self, numbers: Sequence[Tensor | float], counts: bool) -> Tensor:
-        """Replace each parameter's gradient by its sum over all processes. Returns the sums of the numbers, (16,).
+        """Replace each parameter's gradient by its sum over all processes. Returns the sums of the numbers: (16,).
 
-        counts=False: this process's gradients are left out of the sum.
+        counts: False leaves the gradients of this process out of the sum.
         """
         pairs = [(p, part) for p, part in zip(self.parameters, self._parts, strict=True) if p.grad is not None]
         if not counts or len(pairs) < len(self._parts):
@@ -213,8 +225,10 @@ class GradientSum:
 
 
 def _fresh_store() -> Store:
-    """Open a store for the processes to find each other. That of torchrun still has the addresses of processes before a
-    restart, so rank 0 starts another one."""
+    """Open the store by which the processes find each other: rank 0 starts it, the others connect to it.
+
+    torchrun's own store is not used, because after a restart it still has the addresses of the earlier processes.
+    """
     host = os.environ["MASTER_ADDR"]
     agent = agent_store()
     if rank() == 0:
@@ -222,7 +236,7 @@ def _fresh_store() -> Store:
         agent.set(PORT, str(store.port))
         return store
     while True:
-        with suppress(dist.DistNetworkError, dist.DistStoreError):  # the port may be that before the restart
+        with suppress(dist.DistNetworkError, dist.DistStoreError):  # PORT may still be the one before a restart
             store = TCPStore(host, int(agent.get(PORT)), is_master=False, timeout=timedelta(seconds=2))
             store.set_timeout(MAX_WAIT)
             return store
@@ -230,16 +244,16 @@ def _fresh_store() -> Store:
 
 
 def seed_draws(seed: int, step: int, rank: int) -> None:
-    """Seed torch's global generators for an update, so that its draws do not depend on earlier ones."""
+    """Seed torch's global generators for an update, so that its random numbers do not depend on earlier updates."""
     torch.manual_seed(int(np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0]))
 
 
 @contextmanager
 def _connected() -> Iterator[None]:
-    """Raise UserError if a process of the group has ended; its own message says why."""
+    """Turn errors of communication into a UserError: another process has ended, and has printed the reason."""
     try:
         yield
-    except RuntimeError as error:  # of gloo or NCCL
+    except RuntimeError as error:  # gloo and NCCL raise it for a lost connection
         if isinstance(error, dist.DistBackendError) or "peer" in str(error) or "onnect" in str(error):
             reason = "another process has ended, so this one ends too"
             raise (OtherProcessFailed if dist.get_rank() else UserError)(reason) from error

@@ -1,6 +1,6 @@
-"""How this process was started, alone or with others by torchrun or a cluster, and worker processes of its own.
+"""How this process was started, alone or in a group by torchrun or a cluster; and its worker processes.
 
-Imports no torch until it must.
+Imports torch only within a function, so that a command's --help does not wait for torch.
 """
 
 import multiprocessing
@@ -21,7 +21,7 @@ from nmt.config.errors import UserError
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
 
-AHEAD = 4  # tasks per worker process whose results are not yet used: bounds memory
+AHEAD = 4  # most tasks per worker that are submitted but whose results are not used yet; limits memory
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -34,22 +34,22 @@ def started_in_group() -> bool:
 
 
 def rank() -> int:
-    """The number of this process among all, from 0."""
+    """Return the number of this process in its group, from 0; 0 for a process alone."""
     return int(os.environ["RANK"]) if started_in_group() else 0
 
 
 def local_rank() -> int | None:
-    """The number of this process among those on its machine, from 0; None for a process alone."""
+    """Return the number of this process among the group's processes on this machine; None for a process alone."""
     return int(os.environ.get("LOCAL_RANK", "0")) if started_in_group() else None
 
 
 def cores() -> int:
-    """CPU cores that this process may use."""
+    """Return the number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def join_cluster() -> None:
-    """In a cluster's job of several tasks, started by submitit, set the variables that torchrun would set."""
+    """Set the variables that torchrun would set, if submitit started this process as one of several tasks."""
     if "SUBMITIT_EXECUTOR" not in os.environ or started_in_group():
         return
     import submitit
@@ -59,17 +59,17 @@ def join_cluster() -> None:
 
 
 def agreed(name: str, value: str) -> str:
-    """The value of the first process that calls this, also after torchrun has restarted the processes."""
+    """Return the `value` of the group's first process that called this, also after torchrun restarted the group."""
     return bytes(agent_store().compare_set(f"nmt/{name}", "", value)).decode() if has_agent() else value
 
 
 def has_agent() -> bool:
-    """Does torchrun watch over this process and others, and restart them?"""
+    """Was this group started by torchrun, whose agent restarts processes that fail?"""
     return started_in_group() and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def agent_store() -> "TCPStore":
-    """torchrun's store, which outlives a restart."""
+    """Connect to torchrun's store, which keeps its content when the processes are restarted."""
     from torch._C._distributed_c10d import TCPStore
 
     return TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
@@ -90,15 +90,18 @@ def end_with(launcher: int) -> None:
 
 
 class Workers:
-    """Processes that apply functions to tasks. They start when `map` has more tasks than the main process should do.
+    """Worker processes that apply functions to tasks. They start when `map` first has a task for them.
 
-    A context manager: the processes end with it. They also end if the main process is killed.
+    They end with the context of this object, and also if the main process is killed.
     """
 
     def __init__(self, count: int | None, key: str) -> None:
-        """count: number of processes, default one for each core; 1 starts none. key: the setting of this number."""
+        """count: number of processes, or None for one per core; 1 does all tasks in the main process.
+
+        key: the configuration's key for this number, for messages.
+        """
         self._count, self._key = count or cores(), key
-        if multiprocessing.current_process().daemon:  # such a process may not start others
+        if multiprocessing.current_process().daemon:  # Python lets a daemonic process start no others
             self._count = 1
         self._pool: ProcessPoolExecutor | None = None
 
@@ -110,15 +113,15 @@ class Workers:
             self._pool.shutdown(cancel_futures=True)
 
     def map(self, function: Callable[[Task], Result], tasks: Iterable[Task], in_main: int) -> Iterator[Result]:
-        """Yield the results of the tasks in order; the first `in_main` tasks are done in this process.
+        """Yield the results of the tasks in order. The main process does the first `in_main` tasks.
 
-        `function` must be picklable, and small, as each task takes it along. An exception of a task, or of the iterator
-        of tasks, is raised after the results of the tasks before it. Raises UserError if a worker is killed.
+        `function` is pickled with each task, so it should be small. An exception of a task, or of the iterator of
+        tasks, is raised after the results of all earlier tasks. Raises UserError if a worker is killed.
         """
         remaining = iter(tasks)
         yield from map(function, remaining if self._count == 1 else islice(remaining, in_main))
         futures: deque[Future[Result]] = deque()
-        end: Exception | None = None  # of the tasks: StopIteration or an error
+        end: Exception | None = None  # what ended the iterator of tasks: StopIteration or an error
         try:
             while True:
                 while end is None and len(futures) < AHEAD * self._count:
@@ -142,8 +145,8 @@ class Workers:
         if self._pool is None:
             context = multiprocessing.get_context("spawn")  # a fork of a process with threads may deadlock
             self._pool = ProcessPoolExecutor(self._count, context, initializer=end_with, initargs=(os.getpid(),))
-            resource_tracker.ensure_running()  # here, so that it does not inherit the mask of signals below
-        # A worker inherits the mask: Ctrl-C reaches all processes of a terminal, but the main one ends the workers.
+            resource_tracker.ensure_running()  # now, so that it does not inherit the signal mask set below
+        # Workers inherit this mask and so ignore Ctrl-C, which a terminal sends to all: the main process ends them.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             return self._pool.submit(function, task)
