@@ -1,7 +1,7 @@
 """Atomic writes, bounded reads, checks of files and folders from untrusted sources, and archives of models.
 
-An archive may come from anyone. Only files of known names are unpacked, and only as many bytes as are in proportion to
-the archive's size. `zipfile` checks sizes and checksums, and never makes links.
+An archive may come from anyone. Only files of known names are unpacked, and the unpacked size is limited in proportion
+to the archive's size. `zipfile` checks sizes and checksums, and never makes links.
 """
 
 import errno
@@ -23,16 +23,18 @@ from typing import Any, BinaryIO
 
 from nmt.config.errors import UserError, format_value
 
-MAX_RECORD = 2**26  # bytes of a configuration, a report or a tokenizer
-MAX_TEXT = 2**31  # bytes of a text file
-UNLOCKABLE = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}  # of a file system without locks, such as some on networks
+# Most bytes that are read of a configuration, a report or a tokenizer, and of a text file.
+MAX_RECORD = 2**26
+MAX_TEXT = 2**31
+# Errors of locking on a file system that has no locks, such as some network file systems.
+UNLOCKABLE = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
 # Errors of the system or of permissions, which say nothing about the content of a file.
 SYSTEM_ERRORS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.EIO}
 log = logging.getLogger(__name__)
 
 
 def raise_system_error(error: Exception) -> None:
-    """Raise the error if it is one of the system or of permissions, rather than of the file's content."""
+    """Raise the error if it comes from the system or from permissions; return if the file's content caused it."""
     if isinstance(error, OSError) and error.errno in SYSTEM_ERRORS:
         raise error
 
@@ -79,7 +81,7 @@ def check_contained(folder: Path) -> None:
             try:
                 mode = path.lstat().st_mode
             except FileNotFoundError:
-                continue  # removed meanwhile by a run in progress
+                continue  # a run in progress has removed it meanwhile
             if stat.S_ISLNK(mode):
                 if os.path.commonpath([root, os.path.realpath(path)]) != root:
                     raise OSError(errno.EINVAL, f"is a link that leads out of {folder}", str(path))
@@ -88,10 +90,11 @@ def check_contained(folder: Path) -> None:
 
 
 def write_atomically(path: Path, content: Callable[[BinaryIO], object] | bytes) -> None:
-    """Write a temporary file, flush it to disk and rename it: after a kill, `path` has its old or its new content.
+    """Write a file so that after a kill, `path` has its old or its new content.
 
-    `content` may be a function that writes to the file. `remove_leftovers` deletes the temporary files of killed
-    writers. Raises OSError that names `path`, for a full disk even if a library raised another error.
+    Writes a temporary file, flushes it to disk and renames it. `remove_leftovers` deletes the temporary file after a
+    kill. `content` may be a function that writes to the file. Raises OSError that names `path`, also where a library
+    turned the system's error, such as a full disk, into another exception.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -119,7 +122,7 @@ def write_atomically(path: Path, content: Callable[[BinaryIO], object] | bytes) 
 
 
 def _system_error(error: BaseException | None) -> OSError | None:
-    """Find the first OSError in a chain of exceptions."""
+    """Return the first OSError in a chain of exceptions and their causes, or None."""
     while error is not None and not isinstance(error, OSError):
         error = error.__cause__ or error.__context__
     return error
@@ -141,7 +144,10 @@ def remove_leftovers(directory: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold an exclusive lock on the folder. The system releases it when the process ends."""
+    """Hold an exclusive lock on the folder within the context; waits for other holders.
+
+    The system releases the lock when the process ends. Where the file system has no locks, does nothing.
+    """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):  # some network file systems cannot lock folders
@@ -152,7 +158,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def try_lock(descriptor: int, path: Path) -> bool:
-    """Take an exclusive lock on an open file; False if another process holds it.
+    """Take an exclusive lock on the open file `descriptor`, without waiting. Returns False if another process holds it.
 
     Where the file system has no locks, warns and returns True.
     """
@@ -170,7 +176,7 @@ def try_lock(descriptor: int, path: Path) -> bool:
 
 
 def is_locked(path: Path) -> bool:
-    """Does a process hold an exclusive lock on the file? A link counts as locked, a missing file does not."""
+    """Does a process hold an exclusive lock on the file? True for a link, False for a missing file."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -194,30 +200,31 @@ def _finite(value: Any) -> Any:  # noqa: ANN401
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-# Archives: one zip file with a run's weights, configuration, tokenizers and records, to hand on
+# Archives: one zip file with a run's parameters, configuration, tokenizers and records, to pass on to others
 
 CARD, CONFIG, WEIGHTS = "README.md", "config.yaml", "checkpoints/best.safetensors"
-NAMES = re.compile(  # of the files in an archive
+NAMES = re.compile(  # allowed names of the files in an archive
     rf"{re.escape(CARD)}|{re.escape(CONFIG)}|{re.escape(WEIGHTS)}|shortlist\.safetensors|attention-[1-9]\d?\.png"
     r"|(manifest|results)\.json|(tokenizer|source|target)\.model"
     r"|(data/S\.(source|target|alignments)|hypotheses/S\.txt"
     r"|alignments/S\.((references|translations)\.pharaoh|words\.jsonl))".replace("S", "(validation|test)")
 )
 MAX_PICTURES = 99
-# Entries that zip programs add when somebody packs an archive again.
+# Entries for folders, which zip programs add when somebody unpacks and packs an archive again. They are skipped.
 FOLDERS = {"checkpoints/", "data/", "hypotheses/", "alignments/"}
-MAX_RATIO, ALLOWANCE = 10, 2**20  # unpacked bytes: at most so many for each byte of the archive, and some more
-PACKED = (".safetensors", ".png")  # do not become smaller
-EPOCH = (1980, 1, 1, 0, 0, 0)  # the time of all entries, so that equal content gives equal bytes
-_folders: dict[tuple[int, ...], tempfile.TemporaryDirectory[str]] = {}  # by what identifies a version of a file
+MAX_RATIO, ALLOWANCE = 10, 2**20  # the files may unpack to MAX_RATIO * bytes of the archive + ALLOWANCE bytes
+PACKED = (".safetensors", ".png")  # kinds of files that compression does not make smaller
+EPOCH = (1980, 1, 1, 0, 0, 0)  # the time stamp of all entries, so that equal content gives equal bytes
+# (device, inode, size, modification time) of an archive -> the folder with its files.
+_folders: dict[tuple[int, ...], tempfile.TemporaryDirectory[str]] = {}
 
 
 class _RefusedError(ValueError):
-    """Why a file is not an archive."""
+    """Raised for a file that is no valid archive; the message is the reason."""
 
 
 def write_archive(path: Path, contents: Mapping[str, bytes]) -> None:
-    """Write files by name, atomically. Equal contents give equal bytes. Raises OSError."""
+    """Write an archive atomically; `contents` maps names to bytes. Equal contents give equal bytes. Raises OSError."""
     assert all(map(NAMES.fullmatch, contents))
     incompressible = sum(len(content) for name, content in contents.items() if name.endswith(PACKED))
     total = sum(map(len, contents.values()))
@@ -227,7 +234,7 @@ def write_archive(path: Path, contents: Mapping[str, bytes]) -> None:
             for name, content in contents.items():
                 entry = zipfile.ZipInfo(name, EPOCH)
                 entry.external_attr = (stat.S_IFREG | 0o644) << 16
-                # Text that packs too well is stored, or `unpacked` would refuse the archive.
+                # Highly compressible text is stored as it is, so that `unpacked` does not refuse the archive.
                 packed = name.endswith(PACKED) or total > MAX_RATIO * incompressible + ALLOWANCE
                 entry.compress_type = zipfile.ZIP_STORED if packed else zipfile.ZIP_DEFLATED
                 archive.writestr(entry, content)
@@ -238,8 +245,8 @@ def write_archive(path: Path, contents: Mapping[str, bytes]) -> None:
 def unpacked(path: Path, name: str) -> Path:
     """Unpack an archive into a private folder, which is deleted when the process ends, and return the folder.
 
-    Unpacks a file that has not changed only once. Raises UserError, which calls the file `name`, if it is damaged or
-    not an archive.
+    A second call for the same, unchanged file returns the same folder. Raises UserError, which calls the file `name`,
+    if it is damaged or not an archive.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -269,7 +276,11 @@ def is_archive(path: Path) -> bool:
 
 
 def _unpack(file: BinaryIO, folder: Path) -> None:
-    """Write the files of an archive. Raises _RefusedError before it writes anything that no archive has, OSError."""
+    """Write the files of an archive into a folder.
+
+    Raises _RefusedError for a damaged archive or a file that no archive has; all names are checked before the first
+    file is written. Raises OSError.
+    """
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         raise _RefusedError("not a file")
     try:
@@ -286,7 +297,7 @@ def _unpack(file: BinaryIO, folder: Path) -> None:
         try:
             with archive.open(entry) as content, path.open("wb") as output, named_errors(path):
                 shutil.copyfileobj(content, output)
-        except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # RuntimeError: it is encrypted
+        except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # RuntimeError: an encrypted file
             raise _RefusedError(f"{entry.filename}: {_reason(error)}") from None
 
 

@@ -1,10 +1,11 @@
-"""The hardware a process computes with: device, precision, threads, memory, and how threads wait on a busy processor.
+"""The hardware that a process computes with: device, precision, threads, memory, and how threads wait for each other.
 
-Threads that wait for each other at the end of an operation spin, because an idle processor makes that the fastest way.
-On a busy machine each of them may be spinning while the kernel runs another process instead of the thread they wait
-for: beside one busy process, training on two cores fell to a fiftieth of its speed. GNU's OpenMP spins for a moment
-only while it manages more threads than there are CPUs ("GOMP_SPINCOUNT" in its manual). So idle threads are added while
-the machine is busy. Results stay the same: the number of threads that compute does not change.
+Threads of OpenMP wait for each other at the end of each operation. They wait in a busy loop (they spin), which is
+fastest on an idle machine. On a busy machine, threads may spin while the kernel runs another process instead of the
+thread that they wait for: beside one busy process, training on two cores fell to a fiftieth of its speed. GNU's OpenMP
+soon lets waiting threads sleep if it manages more threads than there are CPUs ("GOMP_SPINCOUNT" in its manual). So
+`fair_waiting` adds idle threads while the machine is busy. The number of threads that compute, and so all results, stay
+the same.
 """
 
 import ctypes
@@ -23,12 +24,12 @@ import torch
 from nmt.config.errors import UserError
 from nmt.system.processes import cores, local_rank
 
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # constants of glibc's malloc.h
 _VENDORS = ("AuthenticAMD", "GenuineIntel")
-KERNELS = 256  # compiled kernels that oneDNN caches
-PERIOD = 1.0  # seconds between looks at the machine
-MARGIN = 0.25  # CPUs that other processes may use without any consequence
-SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")  # by which users choose for themselves
+KERNELS = 256  # number of compiled kernels that oneDNN caches
+PERIOD = 1.0  # seconds between measurements of the CPUs' use
+MARGIN = 0.25  # use of the CPUs by other processes that is ignored, as a number of CPUs
+SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")  # variables by which users set how threads wait
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -48,19 +49,19 @@ class Machine(NamedTuple):
 
     device: torch.device
     precision: str  # fp32 | bf16 | fp16
-    int8: bool = False  # does a search use 8-bit weights?
+    int8: bool = False  # does a search use 8-bit parameters?
 
     @property
     def precision_of_search(self) -> str:
-        """Return the precision of products in a search: `precision`, or int8."""
+        """The precision of matrix products in a search: "int8", or else `precision`."""
         return "int8" if self.int8 else self.precision
 
     @classmethod
     def choose(cls, device: str, precision: str, threads: int | None) -> Self:
         """Resolve "auto" and set the number of threads. Raises UserError for an unavailable device or precision.
 
-        precision: "int8" is 8-bit weights in a search on a CPU, and float32 for everything else. Of several processes
-        on a machine, each takes a GPU.
+        precision: "int8" means 8-bit parameters in a search on a CPU, and float32 for everything else. Each process of
+        a group takes the GPU whose number is its rank on the machine.
         """
         if threads is not None:
             torch.set_num_threads(threads)
@@ -91,7 +92,7 @@ class Machine(NamedTuple):
         return cls(torch.device(kind, rank), precision)
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Enter a context in which matrix products use this precision."""
+        """Return a context in which matrix products use this precision."""
         reduced = self.precision != "fp32"
         dtype = DTYPES[self.precision] if reduced else None
         return torch.autocast(self.device.type, dtype=dtype, enabled=reduced)
@@ -109,7 +110,7 @@ class Machine(NamedTuple):
 
 
 def _gains_from_bf16(kind: str) -> bool:
-    """Does the hardware have bf16 matrix instructions? Emulated ones are slower than float32."""
+    """Does the hardware have instructions for bf16 matrix products? Emulated bf16 is slower than float32."""
     if kind == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if kind != "cpu":
@@ -119,7 +120,7 @@ def _gains_from_bf16(kind: str) -> bool:
 
 
 def cpu_capabilities() -> dict[str, bool]:
-    """List the instruction sets of the CPU, such as "avx512_vnni"; empty if this torch cannot tell."""
+    """Return whether the CPU has each instruction set, such as "avx512_vnni"; {} if this torch cannot tell."""
     capabilities: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
     return capabilities
 
@@ -127,17 +128,17 @@ def cpu_capabilities() -> dict[str, bool]:
 def tune_memory() -> None:
     """Let glibc keep freed memory, and let oneDNN cache fewer kernels. Call it before the first matrix product.
 
-    It affects the whole process, so only commands call it. Pages returned to the system fault again at the next update,
-    which costs up to a tenth of its time. oneDNN compiles a kernel for each new shape of a product (in bf16; on AMD in
-    float32 too). Its default of 1,024 kernels takes half a gigabyte, and because every epoch replaces some of them,
-    they fragment the heap, which then keeps growing.
+    It affects the whole process, so only commands call it. If glibc returned freed memory to the system, page faults
+    would cost up to a tenth of each update's time. oneDNN compiles a kernel for each new shape of a product (in bf16;
+    on AMD also in float32). By default it caches 1,024 kernels, which take half a gigabyte. Every epoch replaces some
+    of them, which fragments the heap, so that it keeps growing.
     """
-    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):  # of oneDNN, of torch's layer over it
+    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):  # of oneDNN; of torch's cache above it
         os.environ.setdefault(name, str(KERNELS))
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(_M_MMAP_MAX, 0)  # allocate large blocks on the heap too
-        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)  # free bytes at its end before any are returned
+        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)  # return memory only if more bytes than this are free at the heap's end
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -149,13 +150,13 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def release_memory() -> None:
-    """Return torch's cached GPU memory, which may be too fragmented to use."""
+    """Return the GPU memory that torch caches to the system: it may be too fragmented for a large tensor."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def retry_in_halves(work: Callable[[S], R], items: S) -> list[R]:
-    """Return [work(items)], or if that runs out of memory the results for both halves, recursively.
+    """Return [work(items)]; if it runs out of memory, halve the items recursively and return the result of each part.
 
     Raises UserError if memory does not suffice for one item.
     """
@@ -192,11 +193,11 @@ def _cpu_info(field: str) -> str:
 
 
 class Usage(NamedTuple):
-    """CPU seconds spent so far."""
+    """CPU time used up to a moment."""
 
-    all: float  # by all processes, on the CPUs that this one may use
-    here: float  # by this process
-    clock: float  # seconds
+    all: float  # CPU seconds of all processes, on the CPUs that this process may use
+    here: float  # CPU seconds of this process
+    clock: float  # time of the measurement in seconds
 
     @classmethod
     def now(cls) -> "Usage":
@@ -204,7 +205,7 @@ class Usage(NamedTuple):
         allowed = {f"cpu{number}" for number in os.sched_getaffinity(0)}
         with open("/proc/stat", encoding="ascii") as file:
             lines = [line.split() for line in file if line.startswith("cpu")]
-        # user, nice, system, idle, iowait, irq, softirq, steal; what follows is part of these
+        # user, nice, system, idle, iowait, irq, softirq, steal; later columns are already part of user and nice
         ticks = [[int(word) for word in words[1:9]] for words in lines if words[0] in allowed]
         busy = sum(sum(times) - times[3] - times[4] for times in ticks) / os.sysconf("SC_CLK_TCK")
         used = os.times()
@@ -212,16 +213,19 @@ class Usage(NamedTuple):
 
 
 def is_contended(before: Usage, after: Usage, threads: int, cpus: int) -> bool:
-    """Did other processes leave too few CPUs for this number of threads between these two moments?"""
+    """Did other processes leave fewer than `threads` of the `cpus` CPUs free between the two measurements?"""
     others = (after.all - before.all - (after.here - before.here)) / (after.clock - before.clock)
     return others > MARGIN and threads + others > cpus + MARGIN
 
 
 class IdleThreads:
-    """Threads of OpenMP that do nothing, so many that OpenMP manages more threads than there are CPUs."""
+    """Threads of OpenMP that do nothing. Together with those that compute, they are more than there are CPUs."""
 
     def __init__(self, threads: int, cpus: int) -> None:
-        """threads: those that compute, at least two. Each Python thread starts as many, itself among them."""
+        """threads: number of threads that compute, at least 2.
+
+        Each Python thread that calls OpenMP gets a team of `threads` threads, of which it is one.
+        """
         groups = math.ceil(max(1, cpus + 1 - threads) / (threads - 1))
         self._end, started = threading.Event(), threading.Barrier(groups + 1)
         for _ in range(groups):
@@ -234,14 +238,17 @@ class IdleThreads:
         self._end.wait()
 
     def end(self) -> None:
-        """End them: OpenMP's threads end with the Python threads that started them."""
+        """End the Python threads, and with them the threads of OpenMP that they started."""
         self._end.set()
 
 
 @contextmanager
 def fair_waiting() -> Iterator[None]:
-    """Within this context, waiting threads sleep while other processes are busy. It affects the whole process, so only
-    commands enter it, after they have set the number of threads. Without GNU's OpenMP on Linux, it changes nothing."""
+    """Within this context, let waiting threads sleep while other processes are busy.
+
+    It affects the whole process, so only commands enter it, after they have set the number of threads. It changes
+    nothing without GNU's OpenMP on Linux.
+    """
     threads = torch.get_num_threads()
     if threads == 1 or not _has_gnu_openmp() or any(name in os.environ for name in SETTINGS):
         yield
