@@ -86,7 +86,7 @@ def _validator(union: Any) -> TypeAdapter[Any]:  # noqa: ANN401
 
 
 def with_values(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of nested values with `changes`, whose keys have dots, such as "training.max_steps", unchecked."""
+    """Return a copy of nested values with changes by dotted keys, such as "training.max_steps". Nothing is checked."""
     changed = dict(values)
     for key, value in changes.items():
         name, _, rest = key.partition(".")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 MAX_VALUE = 100  # characters of a value shown in a message; a longer value is cut
-MAX_SUGGESTIONS = 4  # with more words that fit, a message suggests none
+MAX_SUGGESTIONS = 4  # if more words match, the message suggests none
 RECURRENT = [
     f"{side}.{key}"
     for side in ("encoder", "decoder")
@@ -62,7 +62,7 @@ UNUSED = {
 OTHER_VALUES = {"gpu": "cuda", "float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
 # Words that Hydra reads as something else than text.
 _WORDS: dict[str, bool | None] = {"": None, "null": None, "true": True, "false": False}
-# Control characters, and surrogates: Python decodes bytes of a command line that are not UTF-8 to lone surrogates.
+# Control characters, and the lone surrogates by which Python represents bytes of a command line that are not UTF-8.
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 

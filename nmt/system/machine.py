@@ -28,7 +28,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # constants of glibc's malloc.h
 _VENDORS = ("AuthenticAMD", "GenuineIntel")
 KERNELS = 256  # number of compiled kernels that oneDNN caches
 PERIOD = 1.0  # seconds between measurements of the CPUs' use
-MARGIN = 0.25  # use of the CPUs by other processes that is ignored, as a number of CPUs
+MARGIN = 0.25  # number of CPUs that other processes may use before the machine counts as busy
 SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")  # variables by which users set how threads wait
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -133,7 +133,7 @@ def tune_memory() -> None:
     on AMD also in float32). By default it caches 1,024 kernels, which take half a gigabyte. Every epoch replaces some
     of them, which fragments the heap, so that it keeps growing.
     """
-    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):  # of oneDNN; of torch's cache above it
+    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):  # read by oneDNN and by torch
         os.environ.setdefault(name, str(KERNELS))
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:

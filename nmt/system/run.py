@@ -229,7 +229,7 @@ class RunDirectory:
     def system_digest(self) -> str:
         """Compute a digest of the trained system, which is equal for runs of one system with different seeds.
 
-        The seeds of the runs from which a run starts, or which are its teachers, do not change the digest either.
+        The seeds of its teachers and of the run that it starts from do not change the digest either.
         """
         ignored = CHANGEABLE_KEYS - LENGTH_KEYS | {"seed"}
         saved = dict(flatten(load_values(self.config)))

@@ -157,9 +157,9 @@ class Section(BaseModel):
 
 
 def members(annotation: Any) -> dict[str, type[BaseModel]]:  # noqa: ANN401
-    """Return the section types of an annotation by `kind`; a single type without a kind has the key "".
+    """Map each `kind` of a union of sections to its section; a single section without a kind has the key "".
 
-    Returns {} for an annotation that contains no section.
+    Returns {} for an annotation without a section.
     """
     if get_origin(annotation) is Annotated:
         return members(get_args(annotation)[0])

@@ -34,8 +34,8 @@ class AnyScore(Section):
     """Common properties of the scores, which compute the energy of each source position."""
 
     reads_past: ClassVar[bool] = False  # do the energies depend on the attention of earlier steps?
-    reads_keys: ClassVar[bool] = True  # do they depend on the keys, or on query and position alone?
-    linear_in_keys: ClassVar[bool] = True  # has the score a term W k, to which coverage adds a term?
+    reads_keys: ClassVar[bool] = True  # do the energies depend on the keys?
+    linear_in_keys: ClassVar[bool] = True  # has the score a term W k of the keys k, to which coverage can add?
     needs_equal_sizes: ClassVar[bool] = False  # must query and key have the same width?
 
 
@@ -141,8 +141,8 @@ class AnyNormalizer(Section):
     reads_past: ClassVar[bool] = False  # do the weights depend on the weights of earlier steps?
     takes_window: ClassVar[bool] = True  # can a window remove positions before the normalizer sees them?
     always_sums_to_one: ClassVar[bool] = True  # False if the weights of a step may sum to less than 1
-    gives_log_probs: ClassVar[bool] = False  # has it gives_log_weights, and weights that always sum to 1?
-    gives_log_weights: ClassVar[bool] = False  # does it also return the logarithms of its weights?
+    gives_log_probs: ClassVar[bool] = False  # does it return logarithms of weights that always sum to 1?
+    gives_log_weights: ClassVar[bool] = False  # does it return logarithms of its weights, whatever their sum?
 
 
 class Softmax(AnyNormalizer):
@@ -185,7 +185,7 @@ class Monotonic(HardMonotonic):
 
 class Mocha(HardMonotonic):
     kind: Literal["mocha"]
-    # A softmax over a chunk of one position is constant, so its energies would never learn: "monotonic" does without.
+    # At least 2: a softmax over a chunk of one position is constant, so its energies would have no gradient.
     chunk: Annotated[int, Field(ge=2, le=100_000)]
 
 
