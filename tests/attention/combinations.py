@@ -1,4 +1,4 @@
-"""Every attention that a configuration can name, and small cases of it.
+"""All combinations of attention components that the configuration accepts, and small inputs for them.
 
 Shapes: B batch, S source positions, T target positions, Q query, M memory.
 """
@@ -19,7 +19,7 @@ from nmt.model.build import build_attention
 AnyAttention = Attention | MultiHeadAttention
 Made = tuple[AnyAttention, Tensor, Tensor, Tensor]  # query (B, T, Q), states (B, S, M), valid (B, S)
 
-# The sizes differ from each other wherever they may.
+# Sizes differ from each other where the configuration allows it, so that a test notices two swapped axes.
 SCORES: dict[str, dict[str, Any]] = {
     "dot": {"kind": "dot"},
     "scaled_dot": {"kind": "scaled_dot"},
@@ -67,13 +67,16 @@ COVERAGES: dict[str, dict[str, Any]] = {
     "coverage": {"kind": "linear", "loss_weight": 0.0, "loss_start": 0},
 }
 PROJECTIONS: dict[str, dict[str, Any]] = {"": {"kind": "none"}, "heads": {"kind": "heads", "heads": 2, "dim": 8}}
-DRAWING = {"sampled", "straight_through"}  # in training
+DRAWING = {"sampled", "straight_through"}  # alignments that draw positions in training
 DRAWS = torch.Generator().manual_seed(1).get_state()
 
 
 @cache
 def configuration(name: str, reach: int = 1) -> schema.ScoredAttention:
-    """name: the keys above, e.g. additive-local_m-softmax-coverage-heads; ValidationError: they do not fit."""
+    """Build the section for a name such as additive-local_m-softmax-coverage-heads, made of the keys above.
+
+    Raises ValidationError if the configuration refuses the combination.
+    """
     score, window, normalizer, *rest = name.split("-")
     alignment = next((part for part in rest if part in ALIGNMENTS), "")
     local = {} if window == "global" else {"reach": reach}
@@ -104,7 +107,7 @@ def _accepted() -> list[str]:
 
 
 def choices(name: str) -> list[tuple[int, str]]:
-    """The parts that a name stands for, each with its place."""
+    """List the components of a name as pairs (place in the name, component)."""
     score, window, normalizer, *rest = name.split("-")
     alignment = next((part for part in rest if part in ALIGNMENTS), "")
     return [*enumerate((score, window, normalizer, alignment, str("coverage" in rest), str("heads" in rest)))]
@@ -112,7 +115,8 @@ def choices(name: str) -> list[tuple[int, str]]:
 
 COMBINATIONS = _accepted()
 EVERY = slow_but_pairwise(COMBINATIONS, choices)
-# Every score; every window with every normalizer, coverage and projection; every alignment with a softmax.
+# A smaller choice: every score; every window with every normalizer, coverage and projection; every alignment with a
+# softmax.
 CHOSEN = [f"{score}-global-softmax" for score in SCORES] + [
     name
     for name in COMBINATIONS
@@ -122,7 +126,7 @@ LOCAL = [name for name in COMBINATIONS if "local_" in name]
 
 
 def made(config: schema.ScoredAttention, query_dim: int, memory_dim: int, generator: torch.Generator) -> AnyAttention:
-    """In float64, with random parameters: none is left at its first value."""
+    """Build the attention in float64 with random values for all parameters."""
     attention = build_attention(config, query_dim, memory_dim).double()
     with torch.no_grad():
         for parameter in attention.parameters():
@@ -131,11 +135,11 @@ def made(config: schema.ScoredAttention, query_dim: int, memory_dim: int, genera
 
 
 class Case(NamedTuple):
-    """An attention and what it attends with and to."""
+    """The name of an attention and the shapes of its inputs."""
 
     name: str
     lengths: tuple[int, ...] = (8, 2, 5)
-    padding: int = 0  # positions after the longest sentence
+    padding: int = 0  # number of padded positions after the end of the longest sentence
     steps: int = 3
     training: bool = False
     seed: int = 0
@@ -163,7 +167,7 @@ class Case(NamedTuple):
 
 
 def attend(attention: AnyAttention, query: Tensor, states: Tensor, valid: Tensor) -> Attended:
-    """From the first step, with the same draws at each call."""
+    """Attend from the first step on, with the same random numbers at each call."""
     torch.set_rng_state(DRAWS)
     attended: Attended = attention.sequence(query, attention.remember(states, valid), attention.start(valid))
     return attended

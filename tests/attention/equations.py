@@ -1,6 +1,6 @@
-"""Attention written once more from the papers: for one sentence without padding, in float64 NumPy and plain loops.
+"""A second implementation of attention from the papers, for one sentence without padding, in float64 NumPy and loops.
 
-Only the names of the parameters are those of nmt.attention.
+It shares only the names of the parameters with nmt.attention.
 Shapes: S source positions, T target positions, Q query, M memory, A attention.
 """
 
@@ -18,7 +18,10 @@ Parameters = dict[str, Array]
 def attention(
     config: schema.ScoredAttention, p: Parameters, query: Array, states: Array, training: bool = False
 ) -> tuple[Array, Array]:
-    """(T, Q), (S, M) -> context (T, M), weights (T, S); training: of monotonic attentions alone, without noise."""
+    """Attend: (T, Q), (S, M) -> context (T, M), weights (T, S).
+
+    training: computes what monotonic attention does in training, without its noise.
+    """
     projection = config.projection
     if isinstance(projection, schema.NoHeads):
         weights = attend(config, p, query, states, training)
@@ -36,9 +39,9 @@ def attention(
 
 
 def attend(config: schema.ScoredAttention, p: Parameters, query: Array, states: Array, training: bool) -> Array:
-    """(T, Q), (S, M) -> weights (T, S)."""
+    """Compute the weights of a single head: (T, Q), (S, M) -> (T, S)."""
     length = len(states)
-    if isinstance(config.score, schema.LocationScore):  # the end of long sentences has no energies
+    if isinstance(config.score, schema.LocationScore):  # later positions have no energies
         length = min(length, config.score.max_positions)
     weights, stops = np.zeros((len(query), len(states))), np.zeros((len(query), length))
     means = np.zeros(config.score.components) if isinstance(config.score, schema.GaussianMixtureScore) else np.zeros(0)
@@ -66,7 +69,7 @@ def attend(config: schema.ScoredAttention, p: Parameters, query: Array, states: 
 
 
 def added(config: schema.ScoredAttention, p: Parameters, covered: float) -> Array | float:
-    """w c_s + b, inside the score (See et al. 2017, eq. 11)."""
+    """Compute w c_s + b, which coverage adds inside the score (See et al. 2017, eq. 11)."""
     if config.coverage.kind == "none":
         return 0.0
     return p["coverage.weight"][:, 0] * covered + p["coverage.bias"]
@@ -75,7 +78,7 @@ def added(config: schema.ScoredAttention, p: Parameters, covered: float) -> Arra
 def energy(  # noqa: C901, PLR0911
     score: schema.Score, p: Parameters, q: Array, h: Array, s: int, before: Array, extra: Array | float = 0.0
 ) -> float:
-    """e_ts of state h at position s, `before` being the weights of the previous step."""
+    """Compute the energy e_ts of the state h at position s; `before` are the weights of the previous step."""
     match score:
         case schema.DotScore():  # Luong et al. 2015, eq. 7
             return float(np.sum(q * (h + extra)))
@@ -112,13 +115,13 @@ def energy(  # noqa: C901, PLR0911
 
 
 def mixture(p: Parameters, q: Array, means: Array, s: int) -> float:
-    """log phi(t, s), positions counted from 0 here and from 1 in the paper (Graves 2013, eq. 46 to 50)."""
+    """Compute log phi(t, s) (Graves 2013, eq. 46 to 50); positions count from 0 here, from 1 in the paper."""
     alpha, beta = np.split(np.exp(p["score.shapes.weight"] @ q + p["score.shapes.bias"]), 2)
     return float(np.logaddexp.reduce(np.log(alpha) - beta * (means - (s + 1)) ** 2))
 
 
 def centre(config: schema.Window, p: Parameters, q: Array, t: int, length: int) -> float:
-    """p_t, positions counted from 0 (Luong et al. 2015, 3.2)."""
+    """Compute the centre p_t of the window, counted from 0 (Luong et al. 2015, 3.2)."""
     if isinstance(config, schema.LocalMonotonicWindow):
         return float(min(t, length - 1))
     hidden = np.tanh(p["window.position_proj.weight"] @ q)
@@ -126,7 +129,7 @@ def centre(config: schema.Window, p: Parameters, q: Array, t: int, length: int) 
 
 
 def window(config: schema.Window, p: Parameters, q: Array, t: int, length: int) -> list[int]:
-    """The positions that may be attended to."""
+    """List the positions inside the window."""
     if isinstance(config, schema.GlobalWindow):
         return list(range(length))
     middle = centre(config, p, q, t, length)
@@ -134,7 +137,7 @@ def window(config: schema.Window, p: Parameters, q: Array, t: int, length: int) 
 
 
 def falloff(config: schema.Window, p: Parameters, q: Array, kept: list[int], length: int) -> Array:
-    """exp(-(s - p_t)^2 / (2 sigma^2)), sigma = D / 2, of the predicted window (Luong et al. 2015, eq. 10)."""
+    """Compute exp(-(s - p_t)^2 / (2 sigma^2)) of a predicted window, sigma = D / 2 (Luong et al. 2015, eq. 10)."""
     if not isinstance(config, schema.LocalPredictiveWindow):
         return np.ones(len(kept))
     middle, sigma = centre(config, p, q, 0, length), config.reach / 2
@@ -144,7 +147,7 @@ def falloff(config: schema.Window, p: Parameters, q: Array, kept: list[int], len
 def normalized(
     config: schema.Normalizer, p: Parameters, energies: Array, before: Array, t: int, training: bool
 ) -> Array:
-    """(kept,) -> (kept,)."""
+    """Normalise the energies of the K positions in the window: (K,) -> (K,)."""
     match config:
         case schema.Softmax():
             odds = np.exp((energies - energies.max()) / config.temperature)
@@ -164,7 +167,7 @@ def normalized(
 
 
 def thresholded(energies: Array, power: int) -> Array:
-    """max(e - tau, 0)^power, with tau found by bisection such that it sums to 1."""
+    """Compute max(e - tau, 0)^power, with tau found by bisection so that the sum is 1."""
     low, high = energies.max() - 1, energies.max()
     for _ in range(60):
         tau = (low + high) / 2
@@ -174,17 +177,17 @@ def thresholded(energies: Array, power: int) -> Array:
 
 
 def aligned(config: schema.Alignment, row: Array) -> Array:
-    """What the context is the weighted sum of, outside training."""
+    """Compute the weights by which the context sums the states, outside training."""
     if isinstance(config, schema.Expected):
         return row
     row = row / row.sum()
-    if isinstance(config, schema.Sampled | schema.StraightThrough):  # at test the most probable position
+    if isinstance(config, schema.Sampled | schema.StraightThrough):  # outside training, the most probable position
         return np.eye(len(row))[np.argmax(row)]
     return row
 
 
 def moved(config: schema.FirstOrder, bias: Array, energies: Array, before: Array, t: int) -> Array:
-    """The mean over the positions s' of the step before, each with its own distribution."""
+    """Average the distributions p(s | s') over the position s' of the previous step, whose weights are `before`."""
     if t == 0:
         odds = np.exp(energies - energies.max())
         return odds / odds.sum()
@@ -204,7 +207,7 @@ def moved(config: schema.FirstOrder, bias: Array, energies: Array, before: Array
 
 
 def expected_stop(energies: Sequence[float] | Array, before: Array, t: int) -> Array:
-    """Raffel et al. 2017: q_s = (1 - p_{s-1}) q_{s-1} + w'_s, w_s = p_s q_s, w' being those of the step before."""
+    """Compute w_s = p_s q_s, q_s = (1 - p_{s-1}) q_{s-1} + w'_s, w' the previous weights (Raffel et al. 2017)."""
     weights = np.zeros(len(energies))
     arrived, missed = 0.0, 1.0
     for s, e in enumerate(energies):
@@ -216,10 +219,10 @@ def expected_stop(energies: Sequence[float] | Array, before: Array, t: int) -> A
 
 
 def first_stop(energies: Array, before: Array, t: int) -> Array:
-    """Raffel et al. 2017, algorithm 1: read on from where the step before stopped until p > 1/2."""
+    """Stop at the first position, from the previous stop on, with p > 1/2 (Raffel et al. 2017, algorithm 1)."""
     weights = np.zeros(len(energies))
     if t > 0 and not before.any():
-        return weights  # it never stopped: the end was passed
+        return weights  # the previous step passed the end without stopping
     for s in range(0 if t == 0 else int(before.argmax()), len(energies)):
         if 1 / (1 + np.exp(-energies[s])) > 0.5:
             weights[s] = 1.0
@@ -228,8 +231,10 @@ def first_stop(energies: Array, before: Array, t: int) -> Array:
 
 
 def chunked(stops: Array, energies: Array, chunk: int) -> Array:
-    """Chiu and Raffel 2018: a softmax over the chunk that ends at each position, weighted with the chance to stop
-    there."""
+    """Sum softmaxes over the chunks that end at each position, weighted by the probability to stop there.
+
+    Chiu and Raffel 2018.
+    """
     weights = np.zeros(len(energies))
     for end in range(len(energies)):
         first = max(0, end - chunk + 1)
@@ -239,8 +244,10 @@ def chunked(stops: Array, energies: Array, chunk: int) -> Array:
 
 
 def constrained(energies: Array, bounds: Array) -> Array:
-    """min(max(e - tau, 0), bound), the last position without a bound, with tau found by bisection such that it sums to
-    1 (Malaviya et al. 2018)."""
+    """Compute min(max(e - tau, 0), bound), with tau found by bisection so that the sum is 1 (Malaviya et al. 2018).
+
+    The last position has no bound.
+    """
     bounds = np.append(bounds[:-1], np.inf)
     low, high = energies.min() - 2, energies.max()
     for _ in range(100):
@@ -251,8 +258,10 @@ def constrained(energies: Array, bounds: Array) -> Array:
 
 
 def chain(unary: Array, pairwise: Array) -> Array:
-    """p(z_s = 1) by the forward-backward algorithm (Kim et al. 2017, figure 2): log-potentials of z_s = 1, A[z_s,
-    z_s+1]."""
+    """Compute p(z_s = 1) by the forward-backward algorithm (Kim et al. 2017, figure 2).
+
+    unary: log-potentials of z_s = 1. pairwise: log-potentials A[z_s, z_s+1].
+    """
     potentials = np.stack([np.zeros(len(unary)), unary], axis=1)
     forward, backward = potentials.copy(), np.zeros_like(potentials)
     for s in range(1, len(unary)):

@@ -1,4 +1,4 @@
-"""What holds for every attention, in evaluation and in training.
+"""Laws that every attention obeys, in evaluation and in training.
 
 Shapes: B batch, S source positions, T target positions, N heads.
 """
@@ -25,7 +25,7 @@ def one_by_one(attention: AnyAttention, query: Tensor, memory: Memory, past: Pas
 
 
 def a_row_sums_to_one(case: Case, made: Made) -> None:
-    """Less where a Gaussian scales it, or where monotonic reading may pass the end."""
+    """The sum may be less than 1 with a Gaussian window, and where a monotonic attention may pass the end."""
     attention, query, states, valid = made
     weights = attend(attention, query, states, valid).weights
     sums = weights.sum(-1)
@@ -75,7 +75,7 @@ def batch_mates_and_padding_change_nothing(case: Case, made: Made) -> None:
 
 
 def selected_rows_go_on_as_they_would(case: Case, made: Made) -> None:
-    """As beam search does it: after the first step the rows are permuted, one of them twice and one not at all."""
+    """After the first step, select rows as beam search does: in another order, one of them twice and one not at all."""
     if case.draws:
         return
     attention, query, states, valid = made
@@ -94,7 +94,7 @@ def selected_rows_go_on_as_they_would(case: Case, made: Made) -> None:
 
 
 def hypotheses_may_share_a_sentence(case: Case, made: Made) -> None:
-    """Where each has no past of its own, queries of one step are independent of each other."""
+    """If the attention reads no past, several queries of one sentence in one step do not influence each other."""
     attention, query, states, valid = made
     if case.draws or attention.reads_past:
         return
@@ -107,7 +107,7 @@ def hypotheses_may_share_a_sentence(case: Case, made: Made) -> None:
 
 
 def a_sentence_without_positions_is_zero_with_finite_gradients(case: Case, made: Made) -> None:
-    """A whole batch of them, and one beside others."""
+    """Tests a batch of empty sentences, and an empty sentence beside others."""
     attention, query, states, valid = made
     for nowhere in (torch.zeros_like(valid), valid & (torch.arange(len(valid)) > 0)[:, None]):
         q, h = (part.clone().requires_grad_() for part in (query, states))
@@ -125,7 +125,7 @@ def a_sentence_without_positions_is_zero_with_finite_gradients(case: Case, made:
 
 
 def a_mask_made_once_changes_nothing(case: Case, made: Made) -> None:
-    """Not even the bits: where all sentences have positions, energies of padding are lowered by a sum."""
+    """nonempty=True masks energies by adding to them, which must give the same bits."""
     attention, query, states, valid = made
     torch.set_rng_state(DRAWS)
     memory = attention.remember(states, valid, nonempty=True)
@@ -139,7 +139,7 @@ def a_mask_made_once_changes_nothing(case: Case, made: Made) -> None:
 
 
 def weights_given_back_change_nothing(case: Case, made: Made) -> None:
-    """Those of each step, at some steps or all, in a batch with a sentence that is not steered."""
+    """Steer an attention by its own weights, at some or all steps, beside a sentence that is not steered."""
     attention, query, states, valid = made
     heads = attention.heads if isinstance(attention, MultiHeadAttention) else 1
     if case.training or heads > 1:
@@ -160,7 +160,7 @@ def weights_given_back_change_nothing(case: Case, made: Made) -> None:
 
 
 def a_steered_step_attends_where_it_is_told(case: Case, made: Made) -> None:
-    """In every head, with what follows computed from it; the other steps before it stay."""
+    """All heads follow the steered weights, later steps continue from them, and earlier steps do not change."""
     attention, query, states, valid = made
     if case.training:
         return

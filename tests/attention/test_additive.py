@@ -1,4 +1,4 @@
-"""Additive energies: the formula, its gradient, the memory they take."""
+"""Additive energies: their formula, its gradient, and the memory that autograd keeps."""
 
 from collections.abc import Callable
 from typing import NamedTuple

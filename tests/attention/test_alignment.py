@@ -1,7 +1,7 @@
-"""Alignments that draw a position in training: the distribution of the draws and the gradients; and REINFORCE on a
-problem so small that all draws can be counted, S = 3 positions, T = 2 steps, one sentence.
+"""Alignments that draw a position in training: the distribution of the draws, and the gradients.
 
-Frequencies and means over N draws are compared within 4.5 of their standard deviations.
+REINFORCE is tested on a problem so small that all draws can be enumerated: S = 3 positions, T = 2 steps, one sentence.
+Frequencies and means over N draws may differ from their expectation by 4.5 standard deviations.
 """
 
 import itertools
@@ -23,7 +23,7 @@ PROBS = torch.tensor([0.3, -1.0, 1.2, -torch.inf, 0.0]).double().softmax(0)
 
 
 def softmax(energies: Tensor, keep: Tensor = KEEP, times: int = N, log_weights: bool = False) -> Normalized:
-    """(S,) -> the same distribution (1, N, S) this many times."""
+    """Normalise energies (S,) and repeat the distribution `times` times: (1, times, S)."""
     normalizer = SoftmaxNormalizer()
     normalizer.with_log_weights = log_weights
     distribution: Normalized = normalizer(energies.expand(1, times, -1), keep.expand(1, 1, -1), Past.start(keep[None]))
@@ -31,7 +31,7 @@ def softmax(energies: Tensor, keep: Tensor = KEEP, times: int = N, log_weights: 
 
 
 def draw(alignment: Alignment, energies: Tensor = ENERGIES, times: int = N) -> Aligned:
-    """(S,) -> the weights (1, N, S) of this many draws."""
+    """Return the weights of `times` draws: (S,) -> (1, times, S)."""
     aligned: Aligned = alignment.train()(softmax(energies, times=times))
     return aligned
 
@@ -42,7 +42,7 @@ def draw(alignment: Alignment, energies: Tensor = ENERGIES, times: int = N) -> A
     ids=["sampled", "gumbel-sharp", "gumbel-flat"],
 )
 def test_a_position_is_drawn_with_its_probability(alignment: Alignment) -> None:
-    """The temperature is of the gradient alone."""
+    """The temperature of a straight-through alignment changes only its gradient, not the draws."""
     weights = draw(alignment).weights[0]
     assert torch.equal(weights, torch.eye(5).double()[weights.argmax(-1)])  # exactly one-hot
     deviation = (PROBS * (1 - PROBS) / N).sqrt()
@@ -77,9 +77,8 @@ def test_the_expected_share_of_steps_takes_the_softmax_and_is_no_draw() -> None:
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_the_straight_through_gradient_of_two_positions_is_an_integral(temperature: float) -> None:
-    """The difference of two Gumbel variates is logistic: E d softmax((e + g) / t)_0 / d e_0 is the integral of
-    s (1 - s) / t with s = sigmoid((e_0 - e_1 + l) / t), over l logistic. Compared within 4.5 standard deviations,
-    which are below 1% of it."""
+    """The difference l of two Gumbel variates is logistic. So E d softmax((e + g) / t)_0 / d e_0 is the mean over l of
+    s (1 - s) / t, with s = sigmoid((e_0 - e_1 + l) / t). 4.5 standard deviations are below 1% of this mean."""
     energies = torch.tensor([0.4, -0.3]).double().expand(N, 2).clone().requires_grad_()
     keep = torch.ones(1, 1, 2, dtype=torch.bool)
     weights = (
@@ -105,10 +104,10 @@ BASELINES = ["moving", "learned"]
 
 
 class Problem(NamedTuple):
-    first: Tensor  # (S,) energies
-    second: Tensor  # (S, S) energies, given the first draw
-    reward1: Tensor  # (S,) log p(y_1 | first draw)
-    reward2: Tensor  # (S, S) log p(y_2 | both)
+    first: Tensor  # (S,) energies of step 1
+    second: Tensor  # (S, S) energies of step 2, by row for each position drawn at step 1
+    reward1: Tensor  # (S,) log p(y_1 | position of step 1)
+    reward2: Tensor  # (S, S) log p(y_2 | positions of steps 1 and 2)
 
 
 @pytest.fixture
@@ -123,7 +122,7 @@ def policy_of(baseline: str, discount: float = 1.0, entropy_weight: float = 0.0)
 
 
 def settled(policy: Policy) -> Policy:
-    """With a baseline near the mean reward, where it stays."""
+    """Set the baseline near the mean reward; in evaluation mode it stays there."""
     with torch.no_grad():
         if policy.learned is None:
             policy.mean_reward.fill_(-4.2)
@@ -134,15 +133,17 @@ def settled(policy: Policy) -> Policy:
 
 
 def queries(drawn: Tensor) -> Tensor:
-    """int64 (B, 2) -> (B, T, Q): which step it is, and at the second what the first has drawn."""
+    """Encode in the query the step, and at step 2 the position drawn at step 1: int64 (B, 2) -> (B, T, Q)."""
     query = torch.eye(T, Q).double().expand(len(drawn), T, Q).clone()
     query[:, 1, 2] = drawn[:, 0].double()
     return query
 
 
 def exact_gradients(problem: Problem, discount: float = 1.0) -> list[Tensor]:
-    """Of -E[R_1 + ...] with respect to the energies, by enumeration; discount: of the second step's share in what
-    the first draw is to blame for."""
+    """Compute by enumeration the gradients of -E[r_1 + r_2], the rewards, with respect to all energies.
+
+    discount: factor of r_2 in the gradient for the first draw.
+    """
     first, second = problem.first.clone().requires_grad_(), problem.second.clone().requires_grad_()
     p1, p2 = first.softmax(0), second.softmax(1)
     later = (p2 * problem.reward2).sum(1)
@@ -152,12 +153,12 @@ def exact_gradients(problem: Problem, discount: float = 1.0) -> list[Tensor]:
 
 
 def rewards_of(problem: Problem, drawn: Tensor) -> Tensor:
-    """int64 (B, 2) -> log probabilities (B, 2)."""
+    """Look up the rewards of drawn positions: int64 (B, 2) -> (B, 2)."""
     return torch.stack([problem.reward1[drawn[:, 0]], problem.reward2[drawn[:, 0], drawn[:, 1]]], dim=1)
 
 
 def counted(problem: Problem, policy: Policy) -> list[Tensor]:
-    """The policy's mean gradient over all sequences of positions, each as often as it is drawn."""
+    """Compute the policy's mean gradient over all sequences of positions, weighted by their probabilities."""
     first, second = problem.first.clone().requires_grad_(), problem.second.clone().requires_grad_()
     log_p1, log_p2 = first.log_softmax(0), second.log_softmax(1)
     loss = torch.zeros(()).double()
@@ -175,7 +176,7 @@ def counted(problem: Problem, policy: Policy) -> list[Tensor]:
 def test_the_mean_gradient_is_the_exact_one_whatever_the_baseline(
     problem: Problem, baseline: str, fresh: bool, discount: float
 ) -> None:
-    """Counted, not sampled; rewards are float32."""
+    """The mean is enumerated, so only the rounding of float32 rewards remains."""
     policy = policy_of(baseline, discount)
     found = counted(problem, policy.eval() if fresh else settled(policy))
     for mean, exact in zip(found, exact_gradients(problem, discount), strict=True):
@@ -194,7 +195,7 @@ LOG_PROBS = torch.tensor([[-1.0, -2.0, -4.0], [-8.0, -100.0, -100.0]]).double()
 def test_the_moving_mean_follows_the_updates() -> None:
     policy = policy_of("moving").train()
     policy(simple_choice(torch.zeros(2, 3).double()), LOG_PROBS, REAL)
-    assert policy.mean_reward == 0  # until the update, which knows the whole batch
+    assert policy.mean_reward == 0  # only the update, which has the mean over the whole batch, changes it
     policy.after_update(torch.tensor(-4.0))
     assert policy.mean_reward.item() == pytest.approx(0.1 * -4)
     policy.after_update(torch.tensor(-4.0))

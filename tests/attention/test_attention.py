@@ -1,4 +1,4 @@
-"""What an attention returns and how it is built, beyond the laws of test_combinations."""
+"""The results of an attention and how it is built, as far as the laws of test_combinations do not test them."""
 
 import math
 from typing import Any
@@ -38,7 +38,7 @@ def test_hard_attention_tells_its_choices_in_training_alone() -> None:
 def test_parts_are_built_with_the_configured_numbers(
     part: str, values: dict[str, Any], name: str, expected: float
 ) -> None:
-    """Those that the equations of test_combinations do not see."""
+    """Tests the settings that change no result in test_combinations."""
     plain = configuration("dot-global-softmax").model_dump()
     attention = build_attention(schema.ScoredAttention.model_validate(plain | {part: values}), 5, 5)
     assert torch.as_tensor(getattr(getattr(attention, part), name)).item() == pytest.approx(expected)
@@ -77,7 +77,7 @@ def test_under_autocast_weights_are_float32_and_gradients_finite(name: str) -> N
 
 
 def kept_bytes(attention: AnyAttention, *inputs: Tensor) -> int:
-    """What autograd keeps for the backward pass, each storage once, without the parameters."""
+    """Count the bytes that autograd keeps for the backward pass: each storage once, without the parameters."""
     kept: dict[int, Tensor] = {}
 
     def note(tensor: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ def kept_bytes(attention: AnyAttention, *inputs: Tensor) -> int:
     ],
 )
 def test_attention_that_reads_its_past_keeps_little_more_memory_than_additive_attention(name: str) -> None:
-    """No step keeps keys of its own (B, S, A) or a matrix of positions (B, S, S) for the backward pass."""
+    """The backward pass must not keep new keys (B, S, A) or a matrix of positions (B, S, S) for each step."""
     length, dim = 80, 128
     sizes = []
     for each in (name, "additive-global-softmax"):

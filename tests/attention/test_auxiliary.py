@@ -1,4 +1,4 @@
-"""Losses on attention weights, against plain loops."""
+"""Losses on attention weights, compared with plain loops."""
 
 import math
 
@@ -47,7 +47,7 @@ def test_guided_alignment_passes_over_what_a_window_excludes() -> None:
 
 @pytest.mark.parametrize("gap", [1.0, 60.0, 95.0, 110.0, 1e4])
 def test_guided_alignment_has_the_exact_gradient_however_small_the_weight(gap: float) -> None:
-    """Of softmax, p - given: also where weights are subnormal (a gap of 95) or zero in float32 (110)."""
+    """The gradient is p - reference, also if the weight is subnormal in float32 (gap 95) or zero (gap 110)."""
     normalizer, keep = SoftmaxNormalizer(), torch.ones(1, 1, 3, dtype=torch.bool)
     normalizer.with_log_weights = True
     energies = torch.tensor([[[gap + 1, 0.0, gap]]], requires_grad=True)
@@ -63,7 +63,7 @@ GUIDED = ["additive-global-softmax", "additive-local_m-softmax", "general-local_
 
 
 @pytest.mark.parametrize("name", [*GUIDED, *(f"{name}-heads" for name in GUIDED)])
-@pytest.mark.parametrize("length", [5, 12])  # of windows: masked, and read by position
+@pytest.mark.parametrize("length", [5, 12])  # windows are masked in short sentences, gathered by position in long ones
 def test_log_weights_are_the_logarithm_of_the_weights(name: str, length: int) -> None:
     attention, query, states, valid = Case(name, lengths=(length, 2, 4), training=True).make()
     for module in attention.modules():

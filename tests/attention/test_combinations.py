@@ -1,4 +1,4 @@
-"""The laws and the papers' equations over every combination of parts that the configuration accepts."""
+"""The laws and the papers' equations for every combination of components that the configuration accepts."""
 
 import equations
 import numpy as np
@@ -29,7 +29,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def equals_the_papers(case: Case, made: Made) -> None:
-    """Sentence by sentence; what is drawn in training is tested in test_alignment."""
+    """Compares sentence by sentence with `equations`. Alignments that draw are tested in test_alignment."""
     if case.draws:
         return
     attention, query, states, valid = made
@@ -43,10 +43,12 @@ def equals_the_papers(case: Case, made: Made) -> None:
 
 
 def test_the_configuration_accepts_what_is_swept() -> None:
-    """Every score with every window and normalizer, but normalizers that read the previous weights with global windows
-    only, and a mixture that moves with no other that does; every alignment with every normalizer but monotonic ones.
-    Coverage for all scores that read their keys but cosine, heads for all that read their keys, but for no sum over
-    positions."""
+    """Every score goes with every window and normalizer, and every alignment with every normalizer, except:
+
+    Normalizers that read the previous weights accept only a global window. The Gaussian mixture and the alignments that
+    need a distribution accept no monotonic normalizer. Coverage needs a score that is linear in its keys, heads need a
+    score that reads keys. Alignments that sum over positions accept no heads.
+    """
     pairs = {tuple(name.split("-")[1:3]) for name in COMBINATIONS}
     moving = {"monotonic", "mocha", "first_order", "ahead", "fertility"}
     refused = {(window, normalizer) for window in ("local_m", "local_p") for normalizer in moving}
@@ -55,9 +57,9 @@ def test_the_configuration_accepts_what_is_swept() -> None:
     for part, without in (("coverage", {"cosine"} | keyless), ("heads", keyless)):
         assert {name.split("-")[0] for name in COMBINATIONS if part in name} == set(SCORES) - without
     with_heads, without_heads = 4 * (len(SCORES) - 3) + 2 + 1 + 1, 2 * (len(SCORES) - 3) + 1 + 1 + 1
-    distributions = len(pairs) - 2  # without monotonic and mocha
+    distributions = len(pairs) - 2  # all pairs except those of monotonic and mocha
     expected = with_heads * (len(pairs) + 2 * distributions) + without_heads * distributions
-    assert len(COMBINATIONS) == expected - 2  # the mixture with monotonic and mocha
+    assert len(COMBINATIONS) == expected - 2  # the Gaussian mixture accepts neither monotonic nor mocha
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -83,13 +85,13 @@ def test_for_any_sizes_and_either_mode(law: Law) -> None:
 
 
 DIFFERENTIABLE = [name for name in CHOSEN if not DRAWING & set(name.split("-"))]
-# S = 9: a window of one position on either side is read alone; 5: masked, which without a window is nothing new
+# A window of one position on either side is gathered in a sentence of 9 positions, and masked in one of 5.
 LONG, SHORT = (9, 2), (5, 3)
 SIZES = [(name, lengths) for lengths in (LONG, SHORT) for name in DIFFERENTIABLE]
 
 
 def check(case: Case) -> None:
-    """Of context and weights; monotonic as in training."""
+    """Check the gradients of context and weights; monotonic attention runs in training mode."""
     training = case.config.normalizer.kind in {"monotonic", "mocha"}
     attention, query, states, valid = case._replace(training=training).make()
 

@@ -1,4 +1,4 @@
-"""Distributions over source positions beyond test_combinations: ties, edges of gradients, and what would underflow.
+"""Distributions over source positions in cases that test_combinations lacks: ties, edges of gradients, underflow.
 
 Shapes: N rows, S source positions.
 """
@@ -34,7 +34,7 @@ def test_gradient_of_a_monotonic_step() -> None:
 
 @pytest.mark.parametrize("energy", [-60.0, 60.0])
 def test_nothing_underflows(energy: float) -> None:
-    """Every position is nearly always passed, or nearly never: the weight of the last one is far below float32's."""
+    """Stop probabilities are near 0 or 1: with energy 60, the last weight is about 1e-1016."""
     energies = torch.full((1, 40), energy, requires_grad=True)
     first = torch.full((1, 40), -torch.inf)
     first[0, 0] = 0.0
@@ -50,7 +50,7 @@ def test_nothing_underflows(energy: float) -> None:
 
 @pytest.mark.parametrize("chunk", [1, 3, 9])
 def test_gradients_of_chunks(chunk: int) -> None:
-    """Also where no chunk reaches, and of a row that has stopped nowhere."""
+    """Tests also positions in no chunk, and a row without any stop."""
     energies = torch.randn(KEEP.shape, dtype=torch.float64, requires_grad=True)
     stops = torch.randn(KEEP.shape, dtype=torch.float64, requires_grad=True)
     nowhere = ~KEEP | (torch.arange(6) < 2) | (torch.arange(3) == 1)[:, None]
@@ -69,7 +69,7 @@ def test_gradients_of_chunks(chunk: int) -> None:
 )
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 def test_constrained_sparsemax_equals_its_equation(energies: Array, bounds: Array) -> None:
-    """With ties and exhausted positions, too; the last one has no bound."""
+    """Tests also ties and exhausted positions. The last position has no bound."""
     bounds = np.append(bounds[: len(energies) - 1], np.inf)
     found = constrained_sparsemax(torch.tensor(energies)[None], torch.tensor(bounds)[None])[0]
     np.testing.assert_allclose(found, equations.constrained(energies, bounds), rtol=0, atol=1e-10)
@@ -77,7 +77,7 @@ def test_constrained_sparsemax_equals_its_equation(energies: Array, bounds: Arra
 
 @pytest.mark.parametrize("energy", [-1e4, 0.0, 1e4])
 def test_rows_sum_to_one_in_float32_however_far_apart_the_energies(energy: float) -> None:
-    """The last position receives what is left, even if all others are exhausted."""
+    """The last position receives the remaining weight, even if all other positions are exhausted."""
     energies = torch.randn(64, 20) * 100
     energies[:, -1] = energy
     bounds = torch.rand(64, 20) * (torch.arange(64) % 4)[:, None] / 20

@@ -1,5 +1,4 @@
-"""From energies to weights, beyond the laws of test_combinations: ties, masks, extremes, and the noise of monotonic
-attention.
+"""Normalizers in cases that test_combinations lacks: ties, masks, extreme energies, the noise of monotonic attention.
 
 Shapes: S source positions, T target positions.
 """
@@ -29,7 +28,7 @@ def normalizer_of(kind: str) -> Normalizer:
 
 
 def weights_of(normalizer: Normalizer, energies: Tensor, keep: Tensor | None = None) -> Tensor:
-    """(T, S) -> (T, S), at the first step."""
+    """Compute weights at the first step: energies (T, S) -> (T, S)."""
     keep = torch.ones(energies.shape, dtype=torch.bool) if keep is None else keep
     return normalizer(energies[None], keep[None], Past.start(keep[:1])).weights[0]
 
@@ -41,7 +40,7 @@ def weights_of(normalizer: Normalizer, energies: Tensor, keep: Tensor | None = N
 )
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 def test_equals_the_equation_over_what_is_kept(kind: str, energies: equations.Array, dropped: set[int]) -> None:
-    """With ties, too."""
+    """Tests also energies with ties."""
     keep = np.array([s not in dropped for s in range(len(energies))])
     if not keep.any():
         return
@@ -53,7 +52,7 @@ def test_equals_the_equation_over_what_is_kept(kind: str, energies: equations.Ar
 
 
 def test_a_small_temperature_does_not_overflow() -> None:
-    halves = torch.tensor([[7.0, 8.0]], dtype=torch.float16)  # 80,000 is more than they hold
+    halves = torch.tensor([[7.0, 8.0]], dtype=torch.float16)  # 8 / 1e-4 = 80,000 overflows float16
     assert weights_of(SoftmaxNormalizer(1e-4), halves)[0].tolist() == [0.0, 1.0]
 
 
@@ -61,10 +60,10 @@ def test_a_small_temperature_does_not_overflow() -> None:
 @pytest.mark.parametrize("scale", [1e-4, 1e4])
 @pytest.mark.parametrize("kind", NORMALIZERS)
 def test_extreme_energies_give_finite_weights_and_gradients(kind: str, scale: float, training: bool) -> None:
-    """In float32, at later steps too, the whole weight on the second position before."""
+    """Tests in float32 a later step, before which all weight was on the second position."""
     normalizer = normalizer_of(kind).float().train(training)
     energies = (torch.randn(20, 1, 6) * scale).requires_grad_()
-    keep = torch.arange(6) < torch.arange(20)[:, None, None] % 7  # some rows without any
+    keep = torch.arange(6) < torch.arange(20)[:, None, None] % 7  # some rows keep no position
     second = torch.eye(6)[1].expand(20, 1, 6)
     past = Past.start(keep[:, 0]).after(second, second.log())
     weights = normalizer(energies, keep, past).weights
@@ -78,8 +77,8 @@ def test_extreme_energies_give_finite_weights_and_gradients(kind: str, scale: fl
 
 
 def test_noise_of_the_stated_deviation_moves_energies_in_training_alone() -> None:
-    """At the first step the first weight is sigmoid(energy + noise): its logit tells the noise. N = 40000: the mean
-    and the deviation of 2 are known within 4.5 of their own deviations, 0.045 and 0.032."""
+    """At the first step the first weight is sigmoid(energy + noise), so its logit reveals the noise. With 40,000 draws,
+    4.5 standard errors are 0.045 for the mean and 0.032 for the deviation of 2."""
     energies, keep = torch.full((40_000, 1, 3), 0.5).double(), torch.ones(40_000, 1, 3, dtype=torch.bool)
     past = Past.start(keep[:, 0])
     normalizer = MonotonicNormalizer(2.0, 0.0).double().train()

@@ -1,4 +1,4 @@
-"""Scores beyond their equations, which test_combinations compares: extreme inputs."""
+"""Scores with extreme inputs; test_combinations compares their equations."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ VALID = torch.tensor([[True] * 9, [True] * 6 + [False] * 3])
 
 @pytest.mark.parametrize("scale", [1e-3, 1e3])
 def test_any_query_gives_finite_weights_and_gradients(scale: float) -> None:
-    """In float32, and over many steps."""
+    """Tests float32 over 50 steps."""
     made = Attention(GaussianMixtureScore(4, 3), GlobalWindow(), SoftmaxNormalizer(), reads_past=True)
     query, states = (torch.randn(2, 50, 4) * scale).requires_grad_(), torch.randn(2, 9, 5)
     attended = made.sequence(query, made.remember(states, VALID), made.start(VALID))

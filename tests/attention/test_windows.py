@@ -1,4 +1,4 @@
-"""Windows beyond their equations, which test_combinations compares: what is read of a long sentence, and where."""
+"""Windows in long sentences: which positions they read; test_combinations compares their equations."""
 
 import torch
 from hypothesis import given, settings
@@ -27,7 +27,7 @@ def test_what_is_read_is_in_the_sentence_and_has_all_within_reach(centre: float,
 
 
 def test_positions_beyond_256_are_read_as_they_are_in_reduced_precision() -> None:
-    """bfloat16 has no odd numbers there."""
+    """bfloat16 cannot represent odd numbers above 256."""
     attention = Attention(LocationScore(4, 400), LocalMonotonicWindow(2), SoftmaxNormalizer())
     states, valid = torch.randn(1, 300, 4), torch.ones(1, 300, dtype=torch.bool)
     query = torch.randn(1, 300, 4)
