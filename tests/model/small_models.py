@@ -111,7 +111,7 @@ def model_of(**changes: Any) -> Seq2Seq:  # noqa: ANN401
 
 
 def logits_of(model: Seq2Seq, decoded: Decoded) -> Tensor:
-    """(B, T, V), of a mixture or with copies the log-probabilities."""
+    """Compute logits (B, T, V); for a mixture or a model that copies, log-probabilities."""
     return decoded.prediction.logits(model.output.layer())
 
 
@@ -122,7 +122,7 @@ TARGET = torch.tensor([[BOS, 4, 5, 6], [BOS, 7, 8, 9], [BOS, 10, 4, 12]])
 
 
 def slope_equals_difference(model: Seq2Seq, loss: Callable[[], Tensor]) -> None:
-    """Along a random direction of all parameters."""
+    """Compare the slope of the loss along a random direction of all parameters with a finite difference."""
     parameters = list(model.parameters())
     generator = torch.Generator().manual_seed(1)
     directions = [torch.randn(each.shape, generator=generator, dtype=torch.float64) for each in parameters]

@@ -1,4 +1,4 @@
-"""A model made for a checkpoint's weights is, with them, the model that they are from."""
+"""Models built for the parameters of a checkpoint equal the model that was saved; initial values of parameters."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ def test_filled_it_is_the_model(changes: dict[str, Any]) -> None:
     model = build_model(*asked).eval()
     state = torch.get_rng_state()
     unfilled = build_unfilled(*asked).eval()
-    assert torch.equal(torch.get_rng_state(), state)  # nothing was drawn
+    assert torch.equal(torch.get_rng_state(), state)  # building it draws no random numbers
     with torch.device("meta"):
         outline = build_unfilled(*asked)
     weights = model.state_dict()
@@ -48,7 +48,7 @@ def test_filled_it_is_the_model(changes: dict[str, Any]) -> None:
     assert all(weight.is_meta for weight in outline.state_dict().values())
     with torch.no_grad():
         for parameter in unfilled.parameters():
-            parameter.fill_(torch.nan)  # which memory may hold as well
+            parameter.fill_(torch.nan)  # as unfilled memory may contain it
     unfilled.load_state_dict(weights)
     torch.manual_seed(1)
     expected = model(SOURCE, LENGTHS, TARGET).readouts
@@ -79,7 +79,7 @@ def test_first_weights_are_what_is_said(cell: str) -> None:
                 torch.testing.assert_close(gate @ gate.T, torch.eye(len(gate)), rtol=0, atol=1e-5)
         elif kind == "weight_ih":
             rows, columns = weight.shape[0] // gates, weight.shape[1]
-            bound = (6 / (rows + columns)) ** 0.5  # Glorot and Bengio 2010, equation 16, of each gate
+            bound = (6 / (rows + columns)) ** 0.5  # Glorot and Bengio 2010, eq. 16, for each gate by itself
             for index, gate in enumerate(weight.chunk(gates)):
                 is_candidate_of_lstm = cell == "lstm" and index == 2
                 of_gate = 4 * bound if is_candidate_of_lstm else bound

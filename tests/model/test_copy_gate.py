@@ -1,4 +1,4 @@
-"""Copying against its formula in NumPy, float64, for attentions of every kind."""
+"""Copying compared with its formula in float64 NumPy, for attentions of every kind."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from nmt.translate.sampling import inverse_cdf, rollout, sample
 from nmt.translate.search import Limits, SearchBatch, Symbols
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
-OUT = torch.tensor([[4, 5, 6, 3], [8, 8, 9, 3], [10, 4, 12, 3]])  # TARGET's next words
+OUT = torch.tensor([[4, 5, 6, 3], [8, 8, 9, 3], [10, 4, 12, 3]])  # the word after each word of TARGET
 REPEATED = torch.tensor([[4, 5, 4, 4, EOS], [8, EOS, PAD, PAD, PAD], [9, 9, 11, EOS, PAD]])
 SYMBOLS, LIMITS = Symbols(BOS, EOS, (PAD, BOS)), Limits(1, [9, 6, 8])
 CPU = torch.device("cpu")
@@ -26,7 +26,7 @@ DOT = {"decoder__copy": True, "attention": attention("dot")}
 
 
 def probabilities(model: Seq2Seq, source: Tensor) -> np.ndarray:
-    """(B, T, V) from readouts and weights, word by word."""
+    """Compute the model's distributions (B, T, V) from readouts and weights, word by word."""
     gate, output = model.decoder.copy, model.output
     assert gate is not None
     decoded = model(source, LENGTHS, TARGET)
@@ -37,7 +37,7 @@ def probabilities(model: Seq2Seq, source: Tensor) -> np.ndarray:
     for i, t in np.ndindex(*TARGET.shape):
         g = 1 / (1 + np.exp(-(v @ r[i, t] + b)))
         vocabulary = np.exp(logits[i, t]) / np.exp(logits[i, t]).sum()
-        words = range(int(LENGTHS[i]) - 1)  # all but </s>
+        words = range(int(LENGTHS[i]) - 1)  # positions of all source tokens but </s>
         for s in words:
             probs[i, t, source[i, s]] += (1 - g) * a[i, t, s]
         probs[i, t] += vocabulary * (g + (1 - g) * (1 - sum(a[i, t, s] for s in words)))
@@ -67,7 +67,7 @@ def test_neither_the_end_nor_what_may_not_be_copied_is_copyable() -> None:
 
 @torch.no_grad()
 def test_a_search_copies_within_its_vocabulary() -> None:
-    """As a whole search whose output layer has no other tokens, and does not copy others either."""
+    """A search with a vocabulary neither generates nor copies tokens outside it, and normalises over its tokens."""
     model, vocabulary = model_of(**DOT), torch.tensor([0, 1, 2, 3, 4, 6, 7, 10])
     prepared = SearchModel(model, 2, lambda weight, bounded=False: weight)
     step = prepared.step(torch.tensor([2, 2, 2]), prepared.encode(SOURCE, LENGTHS, vocabulary))
@@ -85,7 +85,7 @@ def test_a_search_copies_within_its_vocabulary() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("changes", COPYING[::2], ids=label)
 def test_searches_score_what_forced_decoding_scores(changes: dict[str, Any]) -> None:
-    """Greedy, beam and samples, each hypothesis scored again by itself."""
+    """Hypotheses of greedy search, beam search and sampling get the same score from forced decoding."""
     model = model_of(**changes)
     prepared = SearchModel(model, 3, lambda weight, bounded=False: weight)
     keys = sentence_keys((1,), np.arange(3))

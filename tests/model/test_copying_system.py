@@ -1,4 +1,4 @@
-"""Models that copy, from training to translation, as a user sees them."""
+"""Models that copy, from training to translation, through the commands that users run."""
 
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ def test_translations_score_what_an_explanation_says(run: Path, search: dict[str
 
 @pytest.mark.slow
 def test_names_that_were_never_read_are_copied(tmp_path: Path) -> None:
-    """Of the names in the test set at least nine in ten, by which the same model without copies is far off."""
+    """Copies at least nine in ten of the test set's names, where the same model without copying fails."""
     of_sentences = names.write_corpus(tmp_path)
     known = (tmp_path / "train.en").read_text(encoding="utf-8").split()
     assert not {name for own in of_sentences for name in own} & set(known)

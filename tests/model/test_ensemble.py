@@ -1,4 +1,4 @@
-"""Laws of ensembles, over models that have nothing in common but their vocabularies."""
+"""Laws of ensembles, for models that share only their vocabularies."""
 
 import math
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ PENALTY, CPU = Scorer("average", 1.0), torch.device("cpu")
 
 
 def members() -> list[Seq2Seq]:
-    """One whose hypotheses share their sentence's memory, one whose do not, one that attends with its first layer, one
-    without attention."""
+    """Make four models: hypotheses share the memory of their sentence in the first but not in the second, the third
+    attends with its first layer, the fourth has no attention."""
     monotonic = attention("normed_additive", normalizer={"kind": "monotonic", "noise": 1.0, "initial_offset": 1.0})
     models = [
         model_of(attention=attention("dot")),
@@ -32,7 +32,7 @@ def members() -> list[Seq2Seq]:
     ]
     with torch.no_grad():
         for parameter in (parameter for model in models for parameter in model.parameters()):
-            parameter.mul_(3)  # so that they disagree
+            parameter.mul_(3)  # so that the models disagree clearly
     return models
 
 
@@ -46,7 +46,7 @@ def beam(model: Seq2Seq | Ensemble, size: int = 4, n_best: int = 3) -> list[list
 
 
 def mean_probs(models: Sequence[Seq2Seq], sentence: int, prefix: list[int]) -> Tensor:
-    """(V,) after a prefix, by teacher forcing of each model alone."""
+    """Average the models' next-token probabilities (V,) after a prefix, by teacher forcing of each model."""
     one, target = slice(sentence, sentence + 1), torch.tensor([[BOS, *prefix]])
     each = [model.output(model(SOURCE[one], LENGTHS[one], target).readouts[0, -1]).softmax(-1) for model in models]
     return torch.stack(each).mean(0)
@@ -79,7 +79,7 @@ def test_a_step_has_the_mean_probabilities_and_the_mean_attention() -> None:
 
 @torch.no_grad()
 def test_hypotheses_are_worth_what_forced_decoding_says() -> None:
-    """Through every reordering of the beam, in every member."""
+    """The states of all members follow each reordering of the beam."""
     models = members()
     ensemble = Ensemble(models)
     drawn = sample(batch_of(ensemble), 4, lambda log_probs, uniform: inverse_cdf(log_probs, 1.0, uniform))

@@ -1,4 +1,4 @@
-"""Latent alignments against explicit enumeration, Bayes' rule and plain loops, in float64; gradients of mixtures."""
+"""Latent alignments compared with enumeration, Bayes' rule and plain loops in float64; gradients of mixtures."""
 
 import itertools
 from collections.abc import Iterator
@@ -29,14 +29,17 @@ from nmt.model.seq2seq import Seq2Seq
 from nmt.training.losses import divergence, likelihood
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
-OUT = torch.tensor([[4, 5, 6, 3], [7, 8, 9, 3], [10, 4, 12, 3]])  # TARGET's next words
+OUT = torch.tensor([[4, 5, 6, 3], [7, 8, 9, 3], [10, 4, 12, 3]])  # the word after each word of TARGET
 T, S = 4, 5
 AHEAD = FIRST_ORDER | {"monotonic": True}
 EXACT_SUM = POSTERIOR | {"prior_share": 0.0}
 
 
 def word_probs(model: Seq2Seq, sentence: int) -> tuple[Tensor, Tensor]:
-    """p(y_t | h_s) (T, S), and the energies (T, S), of a decoder that reads words alone; each position by itself."""
+    """Compute p(y_t | h_s) and the energies, both (T, S), position by position.
+
+    The decoder must have no input feeding: it reads only the previous words.
+    """
     one, length = slice(sentence, sentence + 1), int(LENGTHS[sentence])
     state = model.encode(SOURCE[one, :length], LENGTHS[one])
     memory = state.attended_source().memory
@@ -51,7 +54,7 @@ def word_probs(model: Seq2Seq, sentence: int) -> tuple[Tensor, Tensor]:
 
 
 def transitions(model: Seq2Seq, energies: Tensor, monotonic: bool) -> Tensor:
-    """(S',) energies of a step -> p(s | s') (S', S)."""
+    """Compute the transitions p(s | s') of a step: energies (S,) -> (S', S), s' being the previous position."""
     bias, reach = model.decoder.attention.normalizer.bias, 2
     rows = []
     for before in range(len(energies)):
@@ -67,7 +70,7 @@ def transitions(model: Seq2Seq, energies: Tensor, monotonic: bool) -> Tensor:
 
 
 def model_of_chain(kind: str) -> Seq2Seq:
-    """marginal: positions independent of each other; free, monotonic: a chain with random transitions."""
+    """Make a model whose positions are independent (kind "marginal") or a Markov chain ("free", "monotonic")."""
     if kind == "marginal":
         return model_of(attention=attention("general", alignment=MARGINAL))
     normalizer = AHEAD if kind == "monotonic" else FIRST_ORDER
@@ -77,7 +80,7 @@ def model_of_chain(kind: str) -> Seq2Seq:
 
 
 def paths(model: Seq2Seq, kind: str, sentence: int) -> Iterator[tuple[tuple[int, ...], float]]:
-    """All S^T alignments, each with the product of its transitions and words."""
+    """Yield all S^T alignments, each with its joint probability with the words."""
     probs, energies = word_probs(model, sentence)
     length = probs.shape[1]
     first = energies[0].softmax(-1)
@@ -94,7 +97,7 @@ def paths(model: Seq2Seq, kind: str, sentence: int) -> Iterator[tuple[tuple[int,
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["marginal", "free", "monotonic"])
 def test_the_likelihood_is_the_sum_over_all_alignments(kind: str) -> None:
-    """Wu and Cotterell 2019, eq. 1."""
+    """Tests Wu and Cotterell 2019, eq. 1."""
     model = model_of_chain(kind)
     log_probs = model.log_probs(model(SOURCE, LENGTHS, TARGET).prediction, OUT, PAD)
     for sentence in range(len(LENGTHS)):
@@ -143,7 +146,7 @@ def test_what_is_no_chain_aligns_by_the_posterior_of_each_step(case: str) -> Non
 @torch.no_grad()
 @pytest.mark.parametrize("share", [0.0, 0.5])
 def test_the_decoder_is_fed_the_posterior_mean(share: float) -> None:
-    """A plain loop (Shankar and Sarawagi 2019, eq. 11 to 13)."""
+    """Compares with a plain loop over Shankar and Sarawagi 2019, eq. 11 to 13."""
     alignment = POSTERIOR | {"prior_share": share}
     model = model_of(attention=attention("dot", alignment=alignment), decoder__input_feeding=True)
     found = logits_of(model, model(SOURCE, LENGTHS, TARGET))
@@ -167,7 +170,7 @@ def test_the_decoder_is_fed_the_posterior_mean(share: float) -> None:
 
 
 def test_the_bound_falls_short_of_the_likelihood_by_the_divergence_from_the_posterior() -> None:
-    """log p(y_t) = ELBO + KL(q || p(s | y_t)), with every term by itself."""
+    """Computes each term of log p(y_t) = ELBO + KL(q || p(s | y_t)) by itself."""
     model = model_of(attention=attention("general", alignment=VARIATIONAL))
     decoded = model(SOURCE, LENGTHS, TARGET, target_out=OUT)
     expected_loss = model.loss(decoded.prediction, OUT, PAD, lambda *each: likelihood(*each, smoothing=0.0)).total
@@ -201,12 +204,12 @@ def test_the_inference_network_reads_the_whole_target_and_no_padding() -> None:
     torch.testing.assert_close(padded.exp(), one.exp(), **EXACT)
 
 
-SMOOTH = [each for each in COPYING if each["attention"]["normalizer"] != MOCHA]  # which stops or does not
+SMOOTH = [each for each in COPYING if each["attention"]["normalizer"] != MOCHA]  # whose hard stops have no gradient
 
 
 @pytest.mark.parametrize("changes", [*LATENT, *SMOOTH], ids=label)
 def test_gradients_equal_differences(changes: dict[str, Any]) -> None:
-    """Through mixtures, posteriors, inference networks and copies."""
+    """Tests mixtures, posteriors, inference networks and copying."""
     model = model_of(**changes)
 
     def loss() -> Tensor:

@@ -1,4 +1,4 @@
-"""Laws of the whole model, over combinations of its parts."""
+"""Laws of the whole model, for combinations of its components."""
 
 import itertools
 from typing import Any
@@ -40,11 +40,11 @@ FIRST_ORDER = {"kind": "first_order", "reach": 2, "monotonic": False}
 LINEAR_CHAIN = {"kind": "linear_chain"}
 HEADS = {"kind": "heads", "heads": 2, "dim": 4}
 COVERAGE = {"kind": "linear", "loss_weight": 1.0, "loss_start": 0}
-FREE = COVERAGE | {"loss_weight": 0.0}  # without its loss
+FREE = COVERAGE | {"loss_weight": 0.0}  # coverage without the coverage loss
 
 
 def case(cell: str, layers: int, attend: str, feeding: bool, kind: dict[str, Any], **decoder: Any) -> dict[str, Any]:  # noqa: ANN401
-    """What to change of a small model."""
+    """Return the values that turn the default small model into this case."""
     values = {"layers": layers, "attend": attend, "input_feeding": feeding, **decoder}
     more = {f"decoder__{name}": value for name, value in values.items()}
     return {"encoder__cell": cell, "decoder__cell": cell, "attention": kind, **more}
@@ -160,7 +160,7 @@ def label(changes: dict[str, Any]) -> str:
 
 
 def choices(changes: dict[str, Any]) -> list[tuple[str, str]]:
-    """The values of a combination, the attention's parts each by itself."""
+    """List the keys and values of a combination, with the attention's components as keys of their own."""
     values = {**changes, **{f"attention.{part}": value for part, value in changes["attention"].items()}}
     return [(key, str(value)) for key, value in values.items() if key != "attention"]
 
@@ -171,7 +171,7 @@ EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
 @pytest.mark.parametrize("changes", EVERY, ids=label)
 def test_laws(changes: dict[str, Any]) -> None:
-    """All are of one model, with one pass over a batch."""
+    """Checks all laws of one model together, with one forward pass over a batch."""
     model = model_of(**changes)
     with torch.no_grad():
         decoded = model(SOURCE, LENGTHS, TARGET)
@@ -198,7 +198,7 @@ def padding_and_batch_mates_change_nothing(model: Seq2Seq, together: Tensor) -> 
         alone = logits_of(model, model(SOURCE[one, :length], LENGTHS[one], TARGET[one]))
         torch.testing.assert_close(alone[0], together[row], **EXACT)
     wide = torch.full((3, 9), 12)
-    wide[:, :5] = torch.where(SOURCE == PAD, 12, SOURCE)  # other words where padding was
+    wide[:, :5] = torch.where(SOURCE == PAD, 12, SOURCE)  # padding replaced by a word
     torch.testing.assert_close(logits_of(model, model(wide, LENGTHS, TARGET)), together, **EXACT)
 
 
@@ -211,7 +211,7 @@ def a_word_depends_on_the_words_before_it_alone(model: Seq2Seq, before: Tensor) 
 
 
 def every_parameter_takes_part(model: Seq2Seq) -> None:
-    """No part of the model is built and then not used."""
+    """Every parameter gets a gradient, so nothing is built that the model does not use."""
     model.train()
     decoded = model(SOURCE, LENGTHS, TARGET, target_out=TARGET)
     model.loss(decoded.prediction, TARGET, PAD, LIKELIHOOD).total.backward()
@@ -222,7 +222,7 @@ def every_parameter_takes_part(model: Seq2Seq) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("changes", COMBINATIONS[::9], ids=label)
 def test_beams(changes: dict[str, Any]) -> None:
-    """Sharing sentences changes nothing; the rows that a search reports belong to the tokens that it reports."""
+    """Hypotheses that share their sentence's memory give the same beams as copies of it, with the right attention."""
     model = model_of(**changes)
     state, limits, penalty = model.encode(SOURCE, LENGTHS), Limits(1, [9, 3, 6]), Scorer("average", 1.0)
     batch = SearchBatch(model.step, state, SYMBOLS, limits, CPU)
@@ -258,7 +258,7 @@ def test_beams_share_their_sentence_unless_the_attention_reads_the_past() -> Non
 @pytest.mark.parametrize("kind", [attention("dot"), attention("dot", projection=SELF_ATTENTION["projection"])])
 @pytest.mark.parametrize("feeding", [False, True])
 def test_the_lexical_model_adds_what_the_attended_words_say(feeding: bool, kind: dict[str, Any]) -> None:
-    """tanh(W f + b) + f with f = tanh(sum a_s e_s), once: what is fed back is the readout without it."""
+    """Adds tanh(W f + b) + f with f = tanh(sum a_s e_s); input feeding passes on the readout without this term."""
     model = model_of(decoder__lexical=True, decoder__input_feeding=feeding, attention=kind)
     lexical, decoder = model.decoder.lexical, model.decoder
     assert lexical is not None
@@ -274,7 +274,7 @@ def test_the_lexical_model_adds_what_the_attended_words_say(feeding: bool, kind:
 
 
 def test_with_fixnorm_a_logit_is_a_scaled_cosine() -> None:
-    """However long a word's vector and the readout are. The scale is sqrt(R) before training."""
+    """The norms of word vectors and readouts change nothing. The scale is sqrt(R) before training."""
     model = model_of(decoder__fixnorm=True, embedding__tie_output=False)
     output = model.output
     output.bias.data.normal_()
@@ -314,7 +314,7 @@ def test_the_bridge_reads_the_final_or_the_mean_state() -> None:
 def test_dropout_acts_in_training_only(changes: dict[str, Any], feeding: bool) -> None:
     model = model_of(decoder__input_feeding=feeding, **changes)
     if changes.get("decoder__layers"):
-        model.decoder.dropout.p = 0.0  # leaves the dropout between layers
+        model.decoder.dropout.p = 0.0  # only the dropout between layers remains
     assert torch.equal(model(SOURCE, LENGTHS, TARGET).readouts, model(SOURCE, LENGTHS, TARGET).readouts)
     model.train()
     torch.manual_seed(1)
@@ -330,13 +330,13 @@ def test_word_dropout_takes_whole_words_one_by_one() -> None:
     dropped = model.dropout(words)
     gone = (dropped == 0).all(-1)
     torch.testing.assert_close(dropped, torch.where(gone[..., None], 0.0, words / 0.6))
-    assert abs(gone.double().mean() - 0.4) < 0.11  # 5 standard deviations
+    assert abs(gone.double().mean() - 0.4) < 0.11  # within 5 standard deviations
     assert model.eval().dropout(words) is words
 
 
 @pytest.mark.parametrize("cell", ["rnn", "gru", "lstm"])
 def test_an_encoder_may_read_in_both_directions_in_its_first_layer_only(cell: str) -> None:
-    """As torch's own modules one after another, with residual connections from the third layer on (Wu et al. 2016)."""
+    """Equals torch's modules one after another, with residual connections from layer 3 on (Wu et al. 2016)."""
     model = model_of(
         encoder__cell=cell, encoder__bidirectional="first", encoder__layers=4, encoder__residual=3, encoder__hidden=8
     )

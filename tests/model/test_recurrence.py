@@ -1,4 +1,4 @@
-"""Our recurrent networks against torch's own: the same parameters, the same numbers."""
+"""The recurrent networks give the same numbers as torch's modules with the same parameters."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ KIND = pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
 def torchs_own(
     rnn: Recurrent, inputs: Tensor, lengths: list[int], start: RecurrentState | None
 ) -> tuple[Tensor, RecurrentState]:
-    """Sentence by sentence, each at its own length."""
+    """Run torch's module on each sentence by itself, without padding."""
     outputs, finals = torch.zeros(B, T, H * (2 if rnn.bidirectional else 1), dtype=torch.float64), []
     for row, length in enumerate(lengths):
         state: Any = None
@@ -62,7 +62,7 @@ def test_outputs_last_states_and_gradients_are_torchs(
 def test_residual_connections_add_each_upper_layers_input_to_its_output(
     kind: type[Recurrent], residual: int, p: float
 ) -> None:
-    """Wu et al. 2016, 3.1, from some layer on, before dropout; the last states are those of the last outputs."""
+    """The sum is taken from layer `residual` on, and before dropout (Wu et al. 2016, 3.1)."""
     rnn = kind(SIZE, H, 4, batch_first=True, dropout=p).double()
     inputs, single = torch.randn(B, T, SIZE).double(), []
     for number in range(4):
@@ -79,7 +79,7 @@ def test_residual_connections_add_each_upper_layers_input_to_its_output(
 
 
 def test_dropout_between_layers_acts_in_training_only() -> None:
-    """On the layer below and on the context."""
+    """Tests dropout of the layer below, and of the context that `UpperLayers` read."""
     rnn, inputs = nn.GRU(SIZE, H, 2, batch_first=True, dropout=0.5), torch.randn(B, T, SIZE)
     assert not torch.equal(run_rnn(rnn, inputs)[0], run_rnn(rnn, inputs)[0])
     rnn.eval()

@@ -1,4 +1,4 @@
-"""A model prepared for search computes what the model itself does."""
+"""A model prepared for search gives the same results as the model itself."""
 
 from typing import Any
 
@@ -18,12 +18,12 @@ CPU = torch.device("cpu")
 
 
 def unpacked(weight: Tensor, bounded: bool = False) -> Weight:
-    """The weight unchanged; if `bounded`, its inputs are checked."""
+    """Return the parameter as it is, or if `bounded` as a product that checks its inputs."""
     return Bounded(weight) if bounded else weight
 
 
 class Bounded:
-    """A weight that checks that its inputs lie between -1 and 1."""
+    """A product with a parameter that asserts inputs between -1 and 1."""
 
     def __init__(self, weight: Tensor) -> None:
         self.weight = weight
@@ -47,7 +47,7 @@ def assert_same_steps(changes: dict[str, Any], hypotheses: int) -> None:
 
 @pytest.mark.parametrize("changes", EVERY, ids=label)
 def test_steps_equal_the_models_own(changes: dict[str, Any]) -> None:
-    assert_same_steps(changes, hypotheses=2)  # which share a projected memory
+    assert_same_steps(changes, hypotheses=2)  # 2 hypotheses share a projected memory
 
 
 @pytest.mark.parametrize("changes", COMBINATIONS[::11], ids=label)
@@ -58,14 +58,14 @@ def test_without_a_table_of_words(changes: dict[str, Any], monkeypatch: pytest.M
 
 @pytest.mark.parametrize("changes", COMBINATIONS[::13], ids=label)
 def test_a_vocabulary_leaves_the_logits_of_its_tokens(changes: dict[str, Any]) -> None:
-    """A mixture normalises each of its distributions over the vocabulary, and so does a model that copies the one it
-    mixes with copies: only a vocabulary of all tokens leaves it."""
+    """A mixture or a model that copies normalises distributions over the vocabulary before it mixes them. A smaller
+    vocabulary would change its logits, so it is tested with all tokens."""
     model, vocabulary = model_of(**changes), torch.tensor([0, 1, 2, 3, 4, 6, 7, 10])
     if model.decoder.sums_over_positions or model.has_copy_gate:
         vocabulary = torch.arange(V)
     prepared = SearchModel(model, 2, unpacked)
     own, state = model.encode(SOURCE, LENGTHS), prepared.encode(SOURCE, LENGTHS, vocabulary)
-    for words in ([2, 2, 2], [4, 6, 7], [5, 1, 4]):  # positions in the vocabulary
+    for words in ([2, 2, 2], [4, 6, 7], [5, 1, 4]):  # indices into the vocabulary
         positions = torch.tensor(words)
         expected, step = model.step(vocabulary[positions], own), prepared.step(positions, state)
         torch.testing.assert_close(step.logits, expected.logits[:, vocabulary], rtol=1e-10, atol=1e-10)

@@ -1,4 +1,4 @@
-"""When a decoder attends: against the papers' recurrences, written again in float64 NumPy for one sentence.
+"""Decoders that attend at different times, compared with the papers' recurrences in float64 NumPy for one sentence.
 
 Shapes: S source positions, T target positions, E embedding, H hidden, M memory, R readout.
 """
@@ -20,10 +20,10 @@ from nmt.model.seq2seq import Seq2Seq
 
 Array = NDArray[np.float64]
 Parameters = dict[str, Array]
-Cell = tuple[Array, Array | None]  # hidden (H,), memory (H,) of an LSTM
+Cell = tuple[Array, Array | None]  # hidden state (H,), and cell state (H,) of an LSTM
 
 V, PAD = 11, 0
-PRESETS = {  # additive scores, three readouts
+PRESETS = {  # presets with additive scores and three different readouts
     "before": "bahdanau",
     "between": "nematus",
     "after": "luong_concat",
@@ -69,7 +69,7 @@ def preset(name: str) -> dict[str, Any]:
 
 
 def model_of(timing: Timing) -> Seq2Seq:
-    """In float64, with random parameters: none is left at its first value."""
+    """Build the model in float64 with random values for all parameters."""
     values = deepcopy(preset(PRESETS[timing.attend]))
     values["decoder"] |= timing._asdict()
     config = validated(TrainConfig, values)
@@ -85,7 +85,7 @@ def sigmoid(x: Array) -> Array:
 
 
 def recurrent(p: Parameters, layer: int, x: Array, before: Cell) -> Cell:
-    """One step of one layer; a GRU's reset gate acts after the product, as in cuDNN."""
+    """Compute one step of one layer. A GRU's reset gate acts after the matrix product, as in cuDNN."""
     hidden, memory = before
     i = p[f"weight_ih_l{layer}"] @ x + p[f"bias_ih_l{layer}"]
     h = p[f"weight_hh_l{layer}"] @ hidden + p[f"bias_hh_l{layer}"]
@@ -100,7 +100,7 @@ def recurrent(p: Parameters, layer: int, x: Array, before: Cell) -> Cell:
 
 
 def additive(p: Parameters, query: Array, states: Array) -> tuple[Array, Array]:
-    """(H,), (S, M) -> context (M,), weights (S,)."""
+    """Attend with an additive score: (H,), (S, M) -> context (M,), weights (S,)."""
     w, u, v = (p[f"{name}.weight"] for name in ("query_proj", "key_proj", "energy"))
     odds = np.exp([v[0] @ np.tanh(w @ query + u @ h) for h in states])
     weights = odds / odds.sum()
@@ -108,7 +108,7 @@ def additive(p: Parameters, query: Array, states: Array) -> tuple[Array, Array]:
 
 
 def output_of(layer: int, cells: list[Cell], residual: int) -> Array:
-    """Wu et al. 2016, equation 6: from layer `residual` on (counted from 1; 0: none), a layer's input is added."""
+    """Add its input to a layer's hidden state, from layer `residual` on, counted from 1 (Wu et al. 2016, eq. 6)."""
     hidden = cells[layer][0]
     return hidden + output_of(layer - 1, cells, residual) if 0 < residual <= layer + 1 else hidden
 
@@ -126,7 +126,7 @@ def parameters(module: torch.nn.Module | None) -> Parameters:
 
 
 def decode(model: Seq2Seq, words: Array, states: Array, cells: list[Cell]) -> tuple[Array, Array]:
-    """(T, E), (S, M), the first state of each layer -> readouts (T, R), weights (T, S)."""
+    """Decode from the initial state of each layer: (T, E), (S, M) -> readouts (T, R), weights (T, S)."""
     decoder = model.decoder
     rnn, conditional, readout = (parameters(part) for part in (decoder.rnn, decoder.conditional, decoder.readout.proj))
     upper = [] if decoder.upper is None else [parameters(layer) for layer in decoder.upper.layers]
