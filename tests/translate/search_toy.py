@@ -1,4 +1,4 @@
-"""A model small enough to enumerate, whose output depends on the sentence and on the whole prefix."""
+"""A toy model whose hypotheses can be enumerated; its output depends on the sentence and on the whole prefix."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -39,7 +39,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Prefixes:
-    """The sentence (N,) and the tokens so far (N, t) of every hypothesis."""
+    """The toy's decoder state: sentence index (N,) and tokens so far (N, t) of every hypothesis."""
 
     sentences: Tensor
     tokens: Tensor
@@ -53,16 +53,16 @@ class Prefixes:
 
 @dataclass
 class Toy:
-    """Logits are a random function of the sentence and the prefix; attention spells out both."""
+    """Its logits are a random function of sentence and prefix; its attention weights spell out sentence and prefix."""
 
     seed: int
     vocabulary: int = 6
-    bias: dict[int, float] = field(default_factory=dict)  # added to the logits of a token
-    coarse: bool = False  # whole-numbered logits, so that many scores are equal
+    bias: dict[int, float] = field(default_factory=dict)  # token -> number added to its logits
+    coarse: bool = False  # rounds logits to whole numbers, so that many scores are equal
     dtype: torch.dtype = torch.float32
     attends: bool = True
     source: int = 16
-    rows: list[int] = field(default_factory=list)  # the batch size of every step taken
+    rows: list[int] = field(default_factory=list)  # batch size of each step so far
 
     def __post_init__(self) -> None:
         table = 2 * torch.randn(10007, self.vocabulary, generator=torch.Generator().manual_seed(self.seed))
@@ -75,7 +75,7 @@ class Toy:
 
     def step(self, tokens: Tensor, state: Prefixes) -> StepOutput[Prefixes]:
         assert tokens.dtype == torch.int64
-        assert ((tokens >= 0) & (tokens < self.vocabulary)).all()  # as an embedding would demand
+        assert ((tokens >= 0) & (tokens < self.vocabulary)).all()  # as an embedding requires
         assert len(tokens) == len(state.sentences) > 0
         self.rows.append(len(tokens))
         prefix = torch.cat([state.tokens, tokens[:, None]], 1)
@@ -89,13 +89,13 @@ class Toy:
         return StepOutput(logits, weights if self.attends else None, Prefixes(state.sentences, prefix))
 
     def attention(self, sentence: int, tokens: list[int]) -> Tensor:
-        """What attention (T, S) the hypothesis must have been given."""
+        """Return the attention (T, S) that a search must report for the hypothesis."""
         prefix = [BOS, *tokens]
         rows = [[sentence, *prefix[:length]] for length in range(1, len(prefix))]
         return torch.tensor([row + [-1] * (self.source - len(row)) for row in rows], dtype=torch.float32)
 
     def next_log_probs(self, sentence: int, tokens: list[int]) -> list[float]:
-        """The model's own distribution after a prefix."""
+        """Return the log-probabilities of all tokens after a prefix."""
         state = self.start([sentence])
         for token in [BOS, *tokens]:
             logits, _, state = self.step(torch.tensor([token]), state)
@@ -106,7 +106,7 @@ class Toy:
 
 
 def allowed(length: int, limits: Limits, sentence: int, vocabulary: int) -> list[int]:
-    """The tokens that may stand at place `length` (from 1)."""
+    """List the tokens allowed at position `length`, counted from 1."""
     if length == limits.max_lengths[sentence]:
         return [EOS]
     tokens = [token for token in range(vocabulary) if token not in SYMBOLS.banned]
@@ -114,7 +114,7 @@ def allowed(length: int, limits: Limits, sentence: int, vocabulary: int) -> list
 
 
 def enumerate_all(toy: Toy, limits: Limits, sentence: int) -> Iterator[tuple[list[int], float]]:
-    """Every hypothesis within the limits, with its log-probability."""
+    """Yield every hypothesis within the limits with its log-probability."""
     stack: list[tuple[list[int], float]] = [([], 0.0)]
     while stack:
         prefix, log_prob = stack.pop()
@@ -137,7 +137,7 @@ def batch_of(
     seed: int = 0,
     **fields: Any,  # noqa: ANN401
 ) -> SearchBatch[Prefixes]:
-    """A batch of sentences for a model with `step` and `start`; by default one sentence for each limit."""
+    """Make a batch of sentences for a model with `step` and `start`; by default one sentence per length limit."""
     sentences = list(range(len(limits.max_lengths))) if sentences is None else sentences
     symbols, rules = SYMBOLS, []
     if forbidden is not None:
@@ -148,14 +148,14 @@ def batch_of(
 
 
 def search(kind: str, batch: SearchBatch[Prefixes], n: int = 1, **changes: Any) -> list[list[Hypothesis]]:  # noqa: ANN401
-    """The n best hypotheses by the search of this section of the configuration."""
+    """Return the n best hypotheses of the search method that the configuration's section `search` would choose."""
     values: dict[str, Any] = {"kind": kind} | COMMON | SECTIONS[kind] | changes
     section: schema.Search = {"greedy": schema.Greedy, "beam": schema.Beam, "sampling": schema.Sampling}[kind](**values)
     return make_search(section)(batch, n)
 
 
 def bits(nbests: list[list[Hypothesis]]) -> list[list[tuple[list[int], float, float, list[float]]]]:
-    """All that a search returns but the attention."""
+    """Return all that a search returns except the attention, for exact comparison."""
     return [[(h.tokens, h.score, h.log_prob, h.token_log_probs) for h in nbest] for nbest in nbests]
 
 
@@ -167,9 +167,10 @@ def plain_beam(
     score: Callable[[int, list[int], float], float],
     stop: str = "beam",
 ) -> list[tuple[list[int], float]]:
-    """Beam search with plain lists: all candidates sorted, and no early stop but at K finished ones with "beam".
+    """Run beam search with plain lists: sort all candidates, and stop early only with stop="beam", at K finished ones.
 
-    score: of a sentence's finished hypothesis, from its tokens and its log-probability. Returns all, best first.
+    score: computes the score of a finished hypothesis from its sentence, tokens and log-probability. Returns all
+    finished hypotheses, best first.
     """
     live: list[tuple[list[int], float]] = [([], 0.0)]
     finished: list[tuple[list[int], float]] = []
@@ -187,5 +188,5 @@ def plain_beam(
 
 
 def over(scorer: Scorer) -> Callable[[int, list[int], float], float]:
-    """The score of `plain_beam` with a length penalty alone."""
+    """Make the `score` of `plain_beam` from a length penalty."""
     return lambda _, tokens, log_prob: log_prob / scorer.penalty(len(tokens))

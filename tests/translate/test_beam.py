@@ -1,4 +1,4 @@
-"""Beam search against all hypotheses of a small model and plain lists; its top-k; length penalties."""
+"""Beam search compared with all hypotheses of a toy model and with plain lists; top-k; length penalties."""
 
 import itertools
 import math
@@ -93,7 +93,7 @@ def test_neither_batching_nor_early_stopping_changes_the_result(
 
 
 class Fixed(Toy):
-    """A toy whose logits depend on the last token alone: a row of `following` for each."""
+    """A toy whose logits depend only on the last token: they are its row in `following`."""
 
     following: Tensor
 
@@ -103,7 +103,7 @@ class Fixed(Toy):
 
 @pytest.mark.parametrize(("stop", "best"), [("beam", [EOS]), ("exact", [3, 4, EOS])])
 def test_only_the_exact_rule_finds_what_ends_after_k_others(stop: Stop, best: list[int]) -> None:
-    """Two improbable hypotheses end before the probable one: 0.1, 0.9 * 0.1, and 0.9 * 0.9 * 1."""
+    """Two improbable hypotheses (0.1 and 0.9 * 0.1) end before the most probable one (0.9 * 0.9 * 1)."""
     toy = Fixed(0, vocabulary=5)
     toy.following = torch.full((5, 5), -math.inf)
     toy.following[BOS, 3] = toy.following[3, 4] = math.log(0.9)
@@ -115,11 +115,11 @@ def test_only_the_exact_rule_finds_what_ends_after_k_others(stop: Stop, best: li
 
 @pytest.mark.parametrize("stop", STOPS)
 def test_stops_as_soon_as_it_may(stop: Stop) -> None:
-    # With a single word, a hypothesis finishes at each step: five of them would take five steps.
+    # The vocabulary has a single word, so one hypothesis finishes per step. A search for five would take five steps.
     toy = Toy(0, vocabulary=4, bias={EOS: 9.0})
     search(toy, Limits(0, [12]), 5, penalty=NO_PENALTY, stop=stop)
     assert len(toy.rows) <= 2
-    # The average over a long hypothesis could always win: only the number of finished ones stops the search.
+    # A longer hypothesis can always have a better average, so only the number of finished hypotheses stops the search.
     toy = Toy(0, bias={EOS: 3.0})
     search(toy, Limits(0, [15]), 3, penalty=Scorer("average", 3.0), stop=stop)
     assert (len(toy.rows) < 15) == (stop == "beam")
@@ -148,7 +148,7 @@ def test_hypotheses_are_distinct_sorted_and_have_the_scores_of_their_tokens(dtyp
             assert scores == sorted(scores, reverse=True)
             assert len({tuple(h.tokens) for h in hypotheses}) == 4
             for h in hypotheses:
-                assert not {PAD, BOS} & set(h.tokens)  # which are never generated
+                assert not {PAD, BOS} & set(h.tokens)  # no search generates PAD or BOS
                 assert h.log_prob == pytest.approx(toy.log_prob(sentence, h.tokens), abs=1e-5)
                 assert h.score == h.log_prob / penalty.penalty(len(h.tokens))
 
@@ -157,7 +157,7 @@ def test_impossible_hypotheses_are_not_returned() -> None:
     def found(toy: Toy, maxima: list[int]) -> list[list[list[int]]]:
         return [[h.tokens for h in nbest] for nbest in search(toy, Limits(1, maxima), 8, 8)]
 
-    # Only words 3 and eos have any probability: one hypothesis for every length.
+    # Only word 3 and EOS have a probability above 0: there is one hypothesis per length.
     (hypotheses,) = found(Toy(9, bias={4: -math.inf, 5: -math.inf}), [4])
     assert sorted(hypotheses) == [[3, EOS], [3, 3, EOS], [3, 3, 3, EOS]]
     assert found(Toy(0, bias={token: math.nan for token in range(6)}), [4, 4]) == [[], []]
@@ -165,12 +165,12 @@ def test_impossible_hypotheses_are_not_returned() -> None:
     assert found(Toy(0), []) == []
 
 
-@pytest.mark.parametrize("granularity", [0.0, 0.5, 3.0])  # the coarser, the more values are equal
+@pytest.mark.parametrize("granularity", [0.0, 0.5, 3.0])  # a coarser grid makes more values equal
 @given(in_blocks=st.booleans(), blocks=st.integers(1, 20), k=st.integers(1, BLOCK), seed=st.integers(0, 10**6))
 def test_top_k_is_a_stable_sort_cut_off(granularity: float, in_blocks: bool, blocks: int, k: int, seed: int) -> None:
     values = -4 * torch.rand(3, blocks * BLOCK, generator=torch.Generator().manual_seed(seed))
     if granularity:
-        values = (values / granularity).round() * granularity  # holds 0 and -0 too
+        values = (values / granularity).round() * granularity  # may give 0 and -0
     values[:, seed % 7 :: 5] = -math.inf
     expected = values.sort(dim=1, descending=True, stable=True)
     top, positions = unpack(pack_top(values, k, few=0 if in_blocks else len(values.flatten())).numpy())

@@ -1,4 +1,4 @@
-"""The coverage penalty and the beam's tree against plain loops, and the laws that tie them to a beam."""
+"""The coverage penalty and the beam's tree: compared with plain loops, and consistent with the beam."""
 
 import itertools
 import math
@@ -22,11 +22,11 @@ AVERAGE = Scorer("average", 1.0)
 
 @dataclass
 class Attending:
-    """A toy whose attention depends on the sentence and the prefix; it leaves out some tokens, and the padding."""
+    """A toy whose attention depends on sentence and prefix, and is 0 on some tokens and on padding."""
 
     toy: Toy
-    lengths: list[int]  # of sentence i
-    padding: int = 0  # positions after the longest sentence
+    lengths: list[int]  # length of each sentence
+    padding: int = 0  # number of padded positions after the end of the longest sentence
 
     def start(self, sentences: list[int]) -> Prefixes:
         return self.toy.start(sentences)
@@ -42,7 +42,7 @@ class Attending:
         return (sparse / max(sparse.sum(), 1e-9)).tolist()
 
     def weights(self, sentence: int, prefix: list[int]) -> list[float]:
-        """Of the step after the prefix."""
+        """Return the weights of the step after the prefix."""
         return self.drawn(sentence, tuple(prefix), self.lengths[sentence])
 
     def step(self, tokens: Tensor, state: Prefixes) -> StepOutput[Prefixes]:
@@ -54,7 +54,7 @@ class Attending:
         return output._replace(weights=weights)
 
     def covered(self, sentence: int, tokens: list[int]) -> float:
-        """The definition in plain loops."""
+        """Compute the coverage penalty by its definition."""
         sums = [0.0] * self.lengths[sentence]
         for step in range(len(tokens)):
             for position, weight in enumerate(self.weights(sentence, [BOS, *tokens[:step]])):
@@ -79,7 +79,7 @@ def search(
 
 @pytest.mark.parametrize(("penalty", "n_best"), [(PENALTIES[0], 1), (PENALTIES[1], 5)])
 def test_a_large_beam_finds_the_best_scores_of_all_hypotheses(penalty: Scorer, n_best: int) -> None:
-    """Also with early stopping: no live hypothesis may be given up that could still win."""
+    """Early stopping must not give up an unfinished hypothesis that could still win."""
     limits, changed = Limits(0, [4, 1, 3, 4]), 0
     for seed in range(2):
         model = Attending(Toy(seed), [3, 5, 2, 4])
@@ -123,7 +123,7 @@ def grown(seed: int, beam: int, limits: Limits, n: int = 1) -> tuple[list[Hypoth
 
 
 def path(steps: list[list[Node]], step: int, node: Node) -> list[int]:
-    """The tokens from the root to a node, by its parents."""
+    """Return the tokens from the root to a node of step `step`."""
     tokens = [node.token]
     while node.parent is not None:
         step -= 1

@@ -15,7 +15,8 @@ def test_it_translates_and_aligns() -> None:
     translation = Translator.load("demo", device="cpu", precision="fp32").translate([SOURCE])[0]
     assert translation.text == "les petits chiens voient la maison rouge ."
     assert translation.alignment is not None
-    rows = [translation.tokens[int(row)] for row in translation.alignment.argmax(0)]  # the word that looks most at each
+    # For each source token, the target token that gives it the largest weight.
+    rows = [translation.tokens[int(row)] for row in translation.alignment.argmax(0)]
     by_source = dict(zip(translation.source_tokens, rows, strict=True))
     assert "rouge" in by_source["▁red"]
     assert "maison" in by_source["▁house"]

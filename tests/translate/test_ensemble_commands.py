@@ -1,4 +1,4 @@
-"""Several trained runs that translate as one."""
+"""Ensembles of several trained runs, from Python and the commands."""
 
 import json
 import logging
@@ -61,7 +61,7 @@ def test_the_same_run_twice_translates_as_once(runs: dict[str, Path]) -> None:
 
 
 def test_forced_decoding_gives_the_mean_probability_and_attention(runs: dict[str, Path]) -> None:
-    """Of the empty translation, which is one token."""
+    """Scores the empty translation, which consists of </s> alone."""
     found = Translator.load(three(runs)).score(["the cat"], [""])[0]
     each = [Translator.load(run).score(["the cat"], [""])[0] for run in three(runs)]
     assert math.exp(found.log_prob) == pytest.approx(np.mean([math.exp(one.log_prob) for one in each]), rel=1e-4)
@@ -78,7 +78,7 @@ def test_searches_agree_with_forced_decoding(runs: dict[str, Path]) -> None:
             if found.text:
                 forced = translator.score([line], [found.text])[0]
                 assert found.alignment is not None
-                if forced.tokens == found.tokens:  # the same text may be cut into other pieces
+                if forced.tokens == found.tokens:  # the tokenizer may split the same text into other pieces
                     compared += 1
                     assert forced.log_prob == pytest.approx(found.log_prob, abs=1e-3)
                     np.testing.assert_allclose(forced.alignment, found.alignment, atol=1e-4)

@@ -1,5 +1,4 @@
-"""What users decide in translations: constraints, glossary, forbidden phrases, prefixes and attention, in Python and in
-files."""
+"""Controls over translations, in Python and in files: constraints, glossary, forbidden phrases, prefixes, attention."""
 
 import logging
 import random
@@ -35,13 +34,13 @@ def translator(run: Path) -> Translator:  # noqa: F811
 
 @pytest.fixture(scope="module")
 def pairs() -> tuple[list[str], list[str]]:
-    """Lines of the demo corpus."""
+    """Generate 40 English and French lines of the demo corpus."""
     found = generate(0, 40, 0, seed=7).validation
     return [english for english, _, _ in found], [french for _, french, _ in found]
 
 
 def phrases_of(lines: list[str], seed: int = 1) -> list[list[str]]:
-    """One to four phrases of one to three words of each line."""
+    """Draw one to four phrases, of one to three words, from each line."""
     draw, found = random.Random(seed), []
     for line in lines:
         words, phrases = line.split(), []
@@ -107,7 +106,7 @@ def test_a_glossary_holds_for_whole_words_and_the_longest_phrase(translator: Tra
     assert list(targets("a cat-dog is no Dog")) == []
     assert list(Glossary((("Dog", "chien"),), lowercase=True).targets("DOG")) == ["chien"]
     assert list(Glossary((("café", "X"),), lowercase=False).targets(normalize("NFD", "the café"))) == ["X"]
-    assert list(Glossary((("हिन", "X"),), lowercase=False).targets("हिन्दी")) == []  # a mark does not end a word
+    assert list(Glossary((("हिन", "X"),), lowercase=False).targets("हिन्दी")) == []  # a combining mark ends no word
     found = translator.translate(["the red dog sleeps .", "the cats sleep ."], glossary=glossary)
     assert holds(found[0].text, "maison rouge")
     (both,) = translator.translate(["the dog sleeps ."], constraints=[["chien"]])
@@ -144,7 +143,7 @@ def test_constraints_that_a_prefix_leaves_no_room_for(translator: Translator, ca
         translator.translate(["the"], prefixes=["le chien " * 20], constraints=[["le chien", "chat"]])
     assert "'chat', for which the limit of 14 tokens" in caplog.text
     assert "leaves no room after its prefix" in caplog.text
-    assert "'le chien'" not in caplog.text  # which the prefix holds
+    assert "'le chien'" not in caplog.text  # the prefix already contains it
 
 
 def test_what_was_not_found_has_a_warning(translator: Translator, caplog: pytest.LogCaptureFixture) -> None:
@@ -280,7 +279,7 @@ def test_a_text_is_continued(steered: Translator) -> None:
     assert continued.text.startswith("le chien")
     assert sum(continued.token_log_probs) == pytest.approx(continued.log_prob, abs=1e-4)
     (scored,) = steered.score([LINES[2]], [continued.text])
-    if scored.tokens == continued.tokens:  # not where the search spelled the text in another way
+    if scored.tokens == continued.tokens:  # the search may have split the text into other pieces
         assert scored.token_log_probs == pytest.approx(continued.token_log_probs, abs=1e-4)
 
 

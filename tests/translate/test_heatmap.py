@@ -24,22 +24,22 @@ def draw(targets: int, sources: int) -> Figure:
 
 
 def row_labels(figure: Figure) -> list[Text]:
-    """Left of the matrix."""
+    """Return the labels on the left of the matrix."""
     return [tick.label1 for tick in figure.axes[0].yaxis.get_major_ticks()]
 
 
 def column_labels(figure: Figure) -> list[Text]:
-    """Above the matrix."""
+    """Return the labels above the matrix."""
     return [tick.label2 for tick in figure.axes[0].xaxis.get_major_ticks()]
 
 
 def labels(figure: Figure) -> tuple[list[str], list[str]]:
-    """Of the columns and the rows."""
+    """Return the texts of the columns' and of the rows' labels."""
     return [each.get_text() for each in column_labels(figure)], [each.get_text() for each in row_labels(figure)]
 
 
 def matrix_box(figure: Figure) -> Bbox:
-    """The matrix's place in pixels, counted from the lower left."""
+    """Return the matrix's rectangle in pixels, counted from the lower left."""
     figure.draw_without_rendering()
     return figure.axes[0].get_window_extent()
 
@@ -50,7 +50,7 @@ def test_cells_show_their_weights() -> None:
     pixels, box = to_array(figure), matrix_box(figure)
     colours = matplotlib.colormaps["viridis"]
     for (row, column), weight in np.ndenumerate(weights):
-        for inside in (0.2, 0.5, 0.8):  # the whole cell has one colour
+        for inside in (0.2, 0.5, 0.8):  # three points of a cell have its colour
             y = pixels.shape[0] - box.y1 + (row + inside) * box.height / 2
             x = box.x0 + (column + inside) * box.width / 3
             assert pixels[int(y), int(x)] == pytest.approx(np.array(colours(weight)[:3]) * 255, abs=3)
@@ -64,7 +64,7 @@ def test_rows_are_targets_with_labels_on_top() -> None:
     tops = [label.get_window_extent().y1 for label in row_labels(figure)]
     assert tops == sorted(tops, reverse=True)
     assert all(label.get_window_extent().x1 <= box.x0 for label in row_labels(figure))
-    assert len(figure.axes[0].get_xticklabels()) + len(figure.axes[0].get_yticklabels()) == 5  # once each
+    assert len(figure.axes[0].get_xticklabels()) + len(figure.axes[0].get_yticklabels()) == 5  # one for each token
 
 
 @pytest.mark.parametrize(("targets", "sources"), [(1, 1), (2, 40), (100, 20)])
@@ -129,7 +129,7 @@ def test_the_mark_is_explained_where_it_occurs() -> None:
 def test_dollars_are_no_formula() -> None:
     tokens = ["$x_1^2$", r"$\frac$"]
     figure = draw_alignment(np.eye(2), tokens, tokens, title=r"$\frac$")
-    to_array(figure)  # mathtext would raise a parse error
+    to_array(figure)  # would raise a parse error if $ started a formula
     assert not any(text.get_parse_math() for text in figure.findobj(Text) if "$" in text.get_text())
     assert labels(figure) == (tokens, tokens)
 

@@ -1,4 +1,4 @@
-"""Phrases that hypotheses must or must not contain, against all hypotheses of a small model and plain loops."""
+"""Required and forbidden phrases, compared with all hypotheses of a toy model and with plain loops."""
 
 import itertools
 import random
@@ -18,9 +18,10 @@ from nmt.translate.search import Hypothesis, Limits
 Phrases = list[list[int]]
 VOCABULARY = 7
 CONTINUES = 6  # the only token that continues a word
-LARGE = 4**4  # all hypotheses of at most 5 tokens
+LARGE = 4**4  # a beam that holds all hypotheses of at most 5 tokens
 BOUNDARY = np.array([token != CONTINUES for token in range(VOCABULARY)])
-# One phrase, repeated, overlapping, one the start or the middle of another, with a continued word, and none.
+# One phrase; repeated and overlapping phrases; a phrase that starts or is inside another one; a word of two tokens;
+# no phrase.
 CASES: list[Phrases] = [
     [[3]],
     [[3, 4]],
@@ -38,7 +39,7 @@ CASES: list[Phrases] = [
 
 
 def words(tokens: list[int]) -> list[tuple[int, ...]]:
-    """Tokens with those that continue them."""
+    """Group tokens into words: a token and those that continue it."""
     found: list[tuple[int, ...]] = []
     for token in tokens:
         if token == CONTINUES and found:
@@ -49,7 +50,7 @@ def words(tokens: list[int]) -> list[tuple[int, ...]]:
 
 
 def meets(tokens: list[int], phrases: Phrases) -> bool:
-    """Whether each phrase occurs as whole words, without overlap, at least as often as it is listed."""
+    """Return whether each phrase occurs as whole words, without overlap, at least as often as it is listed."""
     for phrase, times in Counter(map(tuple, phrases)).items():
         wanted, given, count, start = words(list(phrase)), words(tokens[:-1]), 0, 0
         while start + len(wanted) <= len(given):
@@ -62,7 +63,7 @@ def meets(tokens: list[int], phrases: Phrases) -> bool:
 
 @cache
 def hypotheses(seed: int) -> list[tuple[list[int], float]]:
-    """All of at most 5 tokens for sentence 0."""
+    """List all hypotheses of at most 5 tokens for sentence 0."""
     return list(enumerate_all(Toy(seed, VOCABULARY), Limits(0, [5]), 0))
 
 
@@ -100,7 +101,7 @@ def test_a_large_beam_finds_the_best_that_meets_all(penalty: Scorer) -> None:
 
 @pytest.mark.parametrize(("beam", "seed"), [(1, 0), (2, 1), (5, 2), (5, 3)])
 def test_small_beams_meet_all_just_within_the_limit(beam: int, seed: int) -> None:
-    """The limit leaves room for the phrases one after the other and the end, and the model avoids them."""
+    """The length limit just fits the phrases one after the other and </s>, and the model makes them improbable."""
     toy = Toy(seed, VOCABULARY, bias={3: -9.0, 4: -5.0, EOS: 4.0, CONTINUES: 6.0})
     lengths = [sum(map(len, phrases)) + 1 for phrases in CASES]
     for spare in (0, 1, 4):
@@ -115,7 +116,7 @@ def test_small_beams_meet_all_just_within_the_limit(beam: int, seed: int) -> Non
 
 @pytest.mark.parametrize("stop", ["beam", "exact"])
 def test_without_constraints_it_is_the_plain_search(stop: Literal["beam", "exact"]) -> None:
-    """The same bits, although further candidates are proposed."""
+    """The results have the same bits, although the search proposes further candidates."""
     batch, scorer = batch_of(Toy(3, 90), Limits(2, [9, 5, 12])), Scorer("average", 1.0)
     allocation = Allocation(4, EOS, [[], [], []], np.ones(90, np.bool_))
     plain, allocated = (beam_search(batch, s, 4, scorer=scorer, stop=stop) for s in (Selection(4, EOS), allocation))
@@ -151,7 +152,7 @@ def test_an_automaton_counts_as_plain_loops_do() -> None:
         phrase[0] = draw.choice([3, 4])
         times = draw.randint(1, 3)
         tokens = draw.choices([3, 4, 5, CONTINUES], k=12)
-        if draw.random() < 0.5:  # what follows continues the last word, and is met later
+        if draw.random() < 0.5:  # the phrase may be followed by a token that continues its last word, and occur later
             phrase, tokens = [3, CONTINUES, 3], draw.choices([3, CONTINUES], k=8)
         automata = Automata([[phrase] * times], BOUNDARY)
         nodes = automata.roots[:, None]
@@ -163,7 +164,7 @@ def test_an_automaton_counts_as_plain_loops_do() -> None:
 
 
 def plain_deal(banks: list[int], total: int, size: int) -> list[int]:
-    """Slots of each bank, from the highest down, with plain loops."""
+    """Allocate slots to banks, from the highest bank down, with plain loops."""
     shares = [size * (bank + 1) // (total + 1) - size * bank // (total + 1) for bank in range(total + 1)]
     chosen: list[int] = []
     spare = 0
@@ -181,7 +182,7 @@ def test_slots_are_dealt_as_by_plain_loops() -> None:
     generator = np.random.default_rng(1)
     for _ in range(100):
         totals = generator.integers(0, 7, 5)
-        banks = np.stack([generator.integers(-1, total + 1, 12) for total in totals])  # -1: impossible
+        banks = np.stack([generator.integers(-1, total + 1, 12) for total in totals])  # -1: an impossible candidate
         size = int(generator.integers(1, 10))
         found = allocate_slots(np.maximum(banks, 0), banks >= 0, totals, size)
         for row, total, indices in zip(banks.tolist(), totals.tolist(), found.tolist(), strict=True):
@@ -190,7 +191,7 @@ def test_slots_are_dealt_as_by_plain_loops() -> None:
 
 def test_forbidden_and_required_phrases_together() -> None:
     toy, limits = Toy(8, VOCABULARY), Limits(0, [5])
-    forbidden = Forbidden({("", 3): "a", ("a", 4): "ab"}, {"a": [5], "ab": [3], "": [6]})  # 3 5, 3 4 3 and 6
+    forbidden = Forbidden({("", 3): "a", ("a", 4): "ab"}, {"a": [5], "ab": [3], "": [6]})  # forbids 3 5, 3 4 3 and 6
     phrases = [[3], [4]]
     (found,) = search(toy, limits, [phrases], LARGE, n=4, forbidden=forbidden)
     fitting = [
@@ -212,7 +213,7 @@ def spelled(phrases: list[str]) -> Forbidden:
 
 
 def bad(tokens: list[int]) -> bool:
-    """Whether some of the tokens, one after the other, spell a phrase."""
+    """Return whether successive tokens spell a forbidden phrase."""
     tokens = [6, *tokens]  # a space before the first token makes no difference to the text
     runs = itertools.combinations(range(len(tokens) + 1), 2)
     return any("".join(PIECES.get(token, "|") for token in tokens[start:end]) in PHRASES for start, end in runs)
@@ -220,7 +221,7 @@ def bad(tokens: list[int]) -> bool:
 
 @pytest.mark.parametrize("kind", ["greedy", "beam", "sampling"])
 def test_no_hypothesis_contains_a_phrase(kind: str) -> None:
-    toy = Toy(3, 9, bias={8: 3.0, 6: 1.0, 4: 1.0, EOS: -4.0})  # which otherwise would
+    toy = Toy(3, 9, bias={8: 3.0, 6: 1.0, 4: 1.0, EOS: -4.0})  # without the rule, its hypotheses contain phrases
     limits, n = Limits(0, [12] * 20), 1 if kind == "greedy" else 3
     for nbest in configured(kind, batch_of(toy, limits, forbidden=spelled(PHRASES)), n):
         for hypothesis in nbest:

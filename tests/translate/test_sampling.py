@@ -1,4 +1,4 @@
-"""Greedy search and sampling against the distributions of a small model; prefixes in every search."""
+"""Greedy search and sampling compared with the distributions of a toy model; prefixes in every search method."""
 
 import math
 from collections import Counter
@@ -46,7 +46,7 @@ def test_batch_mates_and_their_order_change_nothing(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", SEARCHES)
 def test_hypotheses_have_the_scores_and_the_attention_of_their_tokens(kind: str) -> None:
-    """Samples as well, at any temperature and however truncated; also after a prefix."""
+    """Scores of samples do not depend on temperature and truncation. Tests also sentences with a prefix."""
     toy, limits, sampled = Toy(6, vocabulary=12), Limits(1, [6, 3, 7], [[], [5], [6, 6]]), kind == "sampling"
     changes = {"temperature": 3.0, "top_k": 5, "top_p": 0.9} if sampled else {}
     for sentence, hypotheses in enumerate(search(kind, batch_of(toy, limits), 6 if sampled else 1, **changes)):
@@ -64,7 +64,7 @@ def test_hypotheses_have_the_scores_and_the_attention_of_their_tokens(kind: str)
 
 @pytest.mark.parametrize("kind", SEARCHES)
 def test_hypotheses_start_with_their_prefixes(kind: str) -> None:
-    """Also with tokens that are never generated, below the minimum length and up to the maximum."""
+    """A prefix may contain tokens that are never generated. It may be as long as the maximum length."""
     prefixes = [[5], [7, PAD, BOS, 4], [], [3, 3, 3]]
     limits = Limits(6, [9, 5, 8, 4], prefixes)
     for seed in range(3):
@@ -82,7 +82,7 @@ def first_token_frequencies(toy: Toy, **changes: float) -> dict[int, float]:
 
 
 def first_token_probs(toy: Toy, temperature: float = 1.0) -> dict[int, float]:
-    """Of the allowed tokens, most probable first."""
+    """Compute the probabilities of the allowed first tokens, most probable first."""
     following = toy.next_log_probs(0, [])
     weights = {token: math.exp(following[token] / temperature) for token in range(EOS, toy.vocabulary)}
     total = sum(weights.values())
@@ -99,7 +99,8 @@ def test_draws_fit_the_probabilities_by_chi_square(temperature: float, top_k: in
     likely = {token: 10_000 * prob / sum(expected.values()) for token, prob in expected.items()}
     likely = {token: count for token, count in likely.items() if count >= 5}
     chi_square = sum((counts[token] - count) ** 2 / count for token, count in likely.items())
-    assert abs(chi_square - len(likely)) < 3 * math.sqrt(2 * len(likely))  # mean and deviation of chi-square
+    # Chi-square of n counts has about the mean n and the variance 2 n.
+    assert abs(chi_square - len(likely)) < 3 * math.sqrt(2 * len(likely))
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,7 @@ def test_draws_fit_the_probabilities_by_chi_square(temperature: float, top_k: in
     [({"top_k": 1}, 2.0), ({"top_k": 3}, 1.0), ({"top_k": 100}, 1.0), ({"top_p": 1e-6}, 1.0), ({"top_p": 0.5}, 2.0)],
 )
 def test_truncation_leaves_the_most_probable_tokens(changes: dict[str, float], temperature: float) -> None:
-    """The k most probable, or the smallest set whose probability reaches top_p."""
+    """The tokens left are the k most probable, or the smallest set whose probability reaches top_p."""
     toy, left = Toy(3, vocabulary=8), dict[int, float]()
     for token, prob in first_token_probs(toy, temperature).items():
         if len(left) < changes.get("top_k", 100) and sum(left.values()) < changes.get("top_p", 1):
@@ -128,7 +129,7 @@ def test_a_small_temperature_is_greedy_search(changes: dict[str, Any], temperatu
 
 
 def test_a_rare_token_has_its_share_of_the_unit_interval() -> None:
-    """1e-7, though it comes after 6,000 others: a float32 sum moves in steps of 6e-8 there."""
+    """The share is 1e-7, after 6,000 other tokens; near 1, a cumulative sum in float32 has steps of 6e-8."""
     log_probs = torch.full((1, 6001), math.log((1 - 1e-7) / 6000))
     log_probs[0, -1] = math.log(1e-7)
     points = 1 - 1e-9 * torch.arange(1, 201, dtype=torch.float64)

@@ -25,14 +25,14 @@ def nbest(run: Any, n: int, **search: Any) -> list[list[Translation]]:  # noqa: 
 
 
 def test_coverage_ranks_by_what_forced_decoding_scores(run: Path, blind: Path) -> None:  # noqa: F811
-    short, compared, lowered = {"beam_size": 6, "max_length": 5}, 0, 0  # too few steps to cover a long line
+    short, compared, lowered = {"beam_size": 6, "max_length": 5}, 0, 0  # 5 tokens are too few to cover a long line
     for runs in ([run], [run, blind]):
         translator, plain = (Translator.load(runs, search=short | {"coverage_penalty": b}) for b in (0.7, 0.0))
         for line, found in zip(LINES, translator.translate_nbest(LINES, 6), strict=True):
             assert [each.score for each in found] == sorted((each.score for each in found), reverse=True)
             for each in found if found[0].text else []:
                 forced = translator.score([line], [each.text])[0]
-                if forced.tokens == each.tokens:  # the same text may be cut into other pieces
+                if forced.tokens == each.tokens:  # the tokenizer may split the same text into other pieces
                     compared += 1
                     assert forced.score == pytest.approx(each.score, abs=1e-3)
                     lowered += forced.score < plain.score([line], [each.text])[0].score - 0.01
@@ -59,7 +59,7 @@ def test_the_choice_is_the_candidate_most_similar_to_the_others(run: Path, candi
 def test_candidates_of_equal_text_count_once(run: Path) -> None:  # noqa: F811
     for several, same in zip(nbest(run, 6, **MBR), nbest(run, 5, **(MBR | {"top_k": 1})), strict=True):
         assert len(several) == len({each.text for each in several})
-        assert len(same) == 1  # of greedy search's
+        assert len(same) == 1  # with top_k=1, all candidates are the same
     one, drawn = nbest(run, 1, **(MBR | {"n_candidates": 1})), nbest(run, 1, **SAMPLING)
     assert [(each.text, each.log_prob) for (each,) in one] == [(each.text, each.log_prob) for (each,) in drawn]
 

@@ -1,4 +1,4 @@
-"""Shortlists from counts of translations; the one of a run, made once from its corpus, and what searches do with it."""
+"""Shortlists from counts of translations, the shortlist of a run, and searches with a shortlist."""
 
 import json
 from pathlib import Path
@@ -34,11 +34,11 @@ def shortlist(per_token: int = 2, frequent: int = 1) -> Shortlist:
 
 def test_has_special_and_frequent_tokens_and_the_likeliest_translations() -> None:
     made = shortlist()
-    assert made.of([]).tolist() == [0, 1, 2, 3, 10]  # 10 is the most frequent one
-    assert made.of([4]).tolist() == [0, 1, 2, 3, 10, 11, 12]  # 10 is not among the two
+    assert made.of([]).tolist() == [0, 1, 2, 3, 10]  # 10 is the most frequent token
+    assert made.of([4]).tolist() == [0, 1, 2, 3, 10, 11, 12]  # 11 and 12 are the two likeliest translations of 4
     assert made.of([4, 5, 4]).tolist() == [0, 1, 2, 3, 10, 11, 12, 13, 999]
     assert shortlist(per_token=1).of([5]).tolist() == [0, 1, 2, 3, 10, 999]
-    assert shortlist(per_token=5).of([4]).tolist() == [0, 1, 2, 3, 10, 11, 12]  # 900 is too rare
+    assert shortlist(per_token=5).of([4]).tolist() == [0, 1, 2, 3, 10, 11, 12]  # 900 is too rare a translation
 
 
 def test_a_vocabulary_is_that_of_all_sentences_in_whole_blocks() -> None:
@@ -59,7 +59,7 @@ def test_what_does_not_fit_is_refused(candidates: list[int], ends: list[int], si
 
 
 def model_1(pairs: list[tuple[list[int], list[int]]], iterations: int) -> dict[tuple[int, int], float]:
-    """IBM Model 1, word by word."""
+    """Train IBM Model 1 word by word: (source token, target token) -> probability."""
     probs = dict.fromkeys(((s, t) for source, target in pairs for s in source for t in target), 1.0)
     counts: dict[tuple[int, int], float] = {}
     for _ in range(iterations):
@@ -91,7 +91,7 @@ def test_is_made_once_and_kept_with_the_run(run: RunDirectory, monkeypatch: pyte
     first = load_shortlist("auto", run, config)
     path = run.path / "shortlist.safetensors"
     assert path.is_file()
-    monkeypatch.setattr("nmt.translate.shortlist.prepare", None)  # it is not made again
+    monkeypatch.setattr("nmt.translate.shortlist.prepare", None)  # fails if the shortlist is made again
     for value in ("auto", str(path)):
         again = load_shortlist(value, run, config)
         assert {name: array.tolist() for name, array in again.arrays().items()} == {
@@ -100,7 +100,7 @@ def test_is_made_once_and_kept_with_the_run(run: RunDirectory, monkeypatch: pyte
 
 
 def test_knows_translations(run: RunDirectory) -> None:
-    """On the demo corpus, the words of a sentence's translation are in its shortlist."""
+    """Over 95% of the tokens of the demo corpus's translations are in the shortlist of their sentence."""
     translator = Translator.load(run.path, shortlist="auto")
     shortlist, tokenizers = translator.shortlist, translator.tokenizers
     assert shortlist is not None
@@ -116,9 +116,9 @@ def test_knows_translations(run: RunDirectory) -> None:
 def test_a_list_of_nearly_all_tokens_changes_nothing(
     run: RunDirectory, search: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tokens are counted within the list, and translated back."""
+    """The search numbers tokens within the list, and must convert them back."""
     plain, listed = (Translator.load(run.path, search=search, precision="fp32") for _ in range(2))
-    for each in (plain, listed):  # a token without any probability, which can be left out
+    for each in (plain, listed):  # makes one token nearly impossible; the list leaves it out
         each.single.output.bias.data[each.tokenizers.target.unk] = -1e4
     size = listed.tokenizers.target.vocab_size
     ids = np.array([i for i in range(size) if i != listed.tokenizers.target.unk])

@@ -1,4 +1,4 @@
-"""nmt-translate is fed what is no text: a line comes out for each line that goes in, whatever is in it."""
+"""nmt-translate with input that is not text: it writes one line for each line, whatever the line contains."""
 
 import random
 import sys
@@ -28,7 +28,7 @@ Translate = Callable[..., list[bytes]]
 
 @pytest.fixture(scope="module", params=[pytest.param([], marks=pytest.mark.slow), SPELLED], ids=["unknown", "spelled"])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose model knows nothing yet; with bytes as pieces, it writes ends of lines and broken characters."""
+    """Train for two updates. With bytes as tokens, this model generates newlines and invalid UTF-8."""
     directory = tmp_path_factory.mktemp("bytes") / "run"
     config = validated(TrainConfig, values_of("train", [*TINY, "training.max_steps=2", *request.param]))
     assert train(config, directory, []) == 0
@@ -36,7 +36,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 def checked(output: bytes, data: bytes) -> list[bytes]:
-    """The lines of an output, after the checks that hold for any input."""
+    """Check what holds for the output of any input, and return its lines."""
     assert output.endswith(b"\n") or not data
     assert not set("\r\n") & set(output.decode("utf-8").replace("\n", ""))
     return output.split(b"\n")[:-1]
@@ -44,7 +44,7 @@ def checked(output: bytes, data: bytes) -> list[bytes]:
 
 @pytest.fixture
 def translate(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Translate:
-    """translate(data, "nbest=2", ...) -> lines. What the command does, in this process."""
+    """Return a function: translate(data, "nbest=2", ...) runs the command in this process and returns its lines."""
 
     def call(data: bytes, *overrides: str) -> list[bytes]:
         (tmp_path / "in").write_bytes(data)
@@ -63,7 +63,7 @@ def lines_in(data: bytes) -> int:
 
 
 def random_lines(seed: int, count: int, longest: int) -> bytes:
-    """Random bytes, and words, symbols and broken characters in any order; the last line may lack its end."""
+    """Generate lines of random bytes, words, symbols and invalid UTF-8; the last newline may be missing."""
     draw = random.Random(seed)
     lines = []
     for _ in range(count):

@@ -40,7 +40,7 @@ def test_a_translation_for_each_line(translator: Translator) -> None:
 
 
 def test_a_translation_draws_itself(translator: Translator) -> None:
-    """In a notebook: escaped text, a cell for each pair of words, and the weights as titles."""
+    """A notebook shows the escaped text, and a table with a cell per pair of words and weights as titles."""
     shown, blank = translator.translate(LINES[:2])
     weights = shown.word_weights()
     assert weights is not None
@@ -72,13 +72,13 @@ def test_where_nothing_is_found_the_translation_is_empty(run: Path) -> None:  # 
 
 
 def threads_of_a_new_thread() -> int:
-    """The number that holds for the process, not the one of this thread."""
+    """Return torch's number of threads in a new thread: the process's setting, not that of the calling thread."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(torch.get_num_threads).result()
 
 
 class Noted:
-    """A search that notes the threads it runs in, and may fail."""
+    """A search method that records the ids of the threads that it runs in, and may fail."""
 
     def __init__(self, method: Any, fails: bool = False) -> None:  # noqa: ANN401
         self.method, self.fails, self.threads = method, fails, set[int]()
@@ -137,7 +137,7 @@ def test_lengths_are_limited(run: Path) -> None:  # noqa: F811
     for wanted in (1, 12):
         eager = Translator.load(run, search={"min_length": wanted})
         with torch.no_grad():
-            eager.model.output.bias[eager.tokenizers.target.eos] += 100  # would end at once
+            eager.model.output.bias[eager.tokenizers.target.eos] += 100  # EOS is the most probable token at each step
         assert len(eager.translate(LINES[:1])[0].tokens) == wanted
     ratio = Translator.load(run, search={"max_ratio": 0.1, "min_length": 200}).translate(["the"])[0]
     assert len(ratio.tokens) == 10
@@ -206,7 +206,8 @@ def test_a_model_in_training_is_prepared_for_search_again(run: Path) -> None:  #
     translator, fresh = Translator.load(run), Translator.load(run)
     translator.translate(LINES)
     for parameter in [*translator.model.parameters(), *fresh.model.parameters()]:
-        parameter.data.add_(0.1)  # counts no version, as fused optimizers of some versions of torch
+        # This leaves the parameter's version number unchanged, as fused optimizers of some torch releases do.
+        parameter.data.add_(0.1)
     translator.model.train()
     expected = [each.log_prob for each in fresh.translate(LINES)]
     assert [each.log_prob for each in translator.translate(LINES)] == expected

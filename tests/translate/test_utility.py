@@ -1,4 +1,4 @@
-"""Similarities of translations against sacreBLEU itself, pair by pair."""
+"""Similarities of translations equal those of sacreBLEU, pair by pair."""
 
 import random
 import unicodedata
