@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not at all, saved at signals, the best one, and the moving average of weights."""
+"""Checkpoints: atomic writes, saving at signals, the choice of the best, and the moving average of parameters."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ from nmt.translate.translator import Translator
 Config = Callable[..., TrainConfig]
 
 
-# Signals.
+# Signals
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 at_a_terminal = pytest.mark.usefixtures("signals_of_a_terminal")
@@ -44,7 +44,7 @@ def test_the_first_is_noted_repetitions_are_not_and_ctrl_c_stops_at_once(
             os.kill(os.getpid(), repeated)
         assert signals.received == number
         now += SAME_CTRL_C
-        os.kill(os.getpid(), signal.SIGINT)  # the launcher passes on what the terminal has sent already
+        os.kill(os.getpid(), signal.SIGINT)  # a repeated Ctrl-C, from the launcher; ignored
         now += 0.1
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
@@ -54,7 +54,7 @@ def test_the_first_is_noted_repetitions_are_not_and_ctrl_c_stops_at_once(
 @at_a_terminal
 @pytest.mark.parametrize("number", STOPPING)
 def test_what_the_process_ignores_stays_ignored(number: signal.Signals) -> None:
-    signal.signal(number, signal.SIG_IGN)  # as nohup does with SIGHUP, a script's & with SIGINT
+    signal.signal(number, signal.SIG_IGN)  # as nohup does for SIGHUP, and & in a script for SIGINT
     with StopSignals() as signals:
         os.kill(os.getpid(), number)
         assert signals.received is None
@@ -90,11 +90,11 @@ def test_what_a_launcher_handles_is_left_to_it() -> None:
     with StopSignals() as signals:
         os.kill(os.getpid(), signal.SIGTERM)
         assert signals.received is None
-        assert signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL  # nobody has asked for it
+        assert signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL  # without a request, SIGUSR2 has no handler
     assert handled == [signal.SIGTERM]
 
 
-# Which validation is best, and when patience runs out.
+# The best validation and patience
 
 
 @pytest.mark.parametrize("patience", [2, None])
@@ -108,11 +108,11 @@ def test_patience_counts_validations_since_the_best_and_an_equal_score_is_no_imp
     assert resumed.state_dict() == {"best": 2.0, "best_step": 2, "waited": 2}
 
 
-# Averages of weights.
+# Averages of parameters
 
 
 class Tied(nn.Module):
-    """A matrix with two names, a vector, a buffer."""
+    """A model of a matrix with two names, a vector and a buffer."""
 
     calls: torch.Tensor
 
@@ -136,7 +136,7 @@ def copied(model: nn.Module) -> dict[str, torch.Tensor]:
 def numpy_average(
     first: dict[str, torch.Tensor], updates: dict[int, dict[str, torch.Tensor]], decay: float
 ) -> dict[str, NDArray[np.float64]]:
-    """After the updates of these numbers."""
+    """Compute the moving average after the given updates: step -> parameters."""
     found = {name: tensor.numpy().astype(np.float64) for name, tensor in first.items()}
     for step, weights in updates.items():
         kept = min(decay, (1 + step) / (10 + step))
@@ -147,7 +147,7 @@ def numpy_average(
 def test_the_moving_average_is_that_of_the_equation() -> None:
     model = Tied()
     average, first, updates = MovingAverage(model, 0.6), copied(model), {}
-    for step in range(1, 30):  # up to step 12 the warm-up has the smaller decay
+    for step in range(1, 30):  # up to step 12, the decay of the warm-up is below 0.6
         model.change()
         average.update(step)
         updates[step] = own = copied(model)
@@ -156,7 +156,7 @@ def test_the_moving_average_is_that_of_the_equation() -> None:
             assert model.output.weight is model.embedding.weight
             for name in ("embedding.weight", "output.weight", "output.bias"):
                 np.testing.assert_allclose(model.state_dict()[name].numpy(), expected[name], rtol=1e-4, atol=1e-5)
-            assert model.calls == step  # a buffer is no part of the average
+            assert model.calls == step  # buffers are not averaged
             assert not same(copied(model), own)
         assert same(copied(model), own)
     assert all(each.dtype == torch.float32 for each in average.averages)
@@ -202,7 +202,7 @@ def test_a_model_gets_its_weights_back_whatever_happens() -> None:
 def test_a_run_validates_and_saves_the_average_and_trains_the_weights(
     train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And an update that is skipped does not move the average."""
+    """A skipped update does not change the average either."""
     seen: dict[int, dict[str, torch.Tensor]] = {}
     update, objective = Trainer.update, Objective.__call__
 
@@ -228,14 +228,14 @@ def test_a_run_validates_and_saves_the_average_and_trains_the_weights(
     first = seen.pop(0)
     assert set(seen) == {*range(1, 9)} - {3}
     plain, last = state(tmp_path / "0.0"), state(run)
-    assert same(last["updated"], plain["model"])  # training knows nothing of it
+    assert same(last["updated"], plain["model"])  # the average does not change training
     expected = numpy_average(first, seen, 0.7)
     for name, averaged in last["model"].items():
         np.testing.assert_allclose(averaged.numpy(), expected[name], rtol=1e-3, atol=1e-5)
     assert not same(last["model"], last["updated"])
 
     logged = {line["step"]: line["validation/loss"] for line in metrics(run) if "validation/loss" in line}
-    for name in ("last", "best"):  # what a validation measured is what the checkpoint brings
+    for name in ("last", "best"):  # a loaded checkpoint gives the loss that the validation measured
         sources, references, _ = RunDirectory(run).held_out("validation")
         scored = Translator.load(run, checkpoint=name).score(sources, references)
         tokens = sum(len(each.tokens) for each in scored)

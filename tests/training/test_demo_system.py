@@ -1,4 +1,4 @@
-"""Training works: a small model learns the demo corpus and aligns it."""
+"""A small model learns to translate the demo corpus and to align it."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Distillation: what a run learns of others, which others it takes, and what it writes down of them."""
+"""Distillation: the loss with teachers, which runs may be teachers, and what the manifest records of them."""
 
 import json
 import os
@@ -33,7 +33,7 @@ CPU = Machine(torch.device("cpu"), "fp32")
 
 @pytest.fixture(scope="module")
 def teachers(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Of different kinds, seeds and sizes, and with dropout; one copies."""
+    """Train two teachers with different attentions, seeds and sizes, and with dropout; one copies."""
     runs = [tmp_path_factory.mktemp("teacher") / str(seed) for seed in (1, 2)]
     kinds = ["attention=bahdanau", "decoder.copy=true"], ["attention=gnmt", "seed=2"]
     for run, own in zip(runs, kinds, strict=True):
@@ -46,7 +46,7 @@ def from_(runs: list[Path], *more: str) -> list[str]:
 
 
 def setup(config: TrainConfig) -> tuple[Objective, Batch]:
-    """What a run minimises, and a batch."""
+    """Build the objective of a run, and load a batch."""
     prepared = prepare(config.data, config.tokenizer)
     batches = Batches(prepared.splits["train"], prepared.tokenizers, batch_tokens=256, batch_sentences=None, seed=1)
     torch.manual_seed(3)
@@ -64,7 +64,7 @@ def test_the_mean_of_all_teachers_is_learned_without_their_dropout(teachers: lis
     value = objective(batch, 1)
     for hook in hooks:
         hook.remove()
-    assert kept == [False, False]  # what a teacher computes is not kept for a gradient
+    assert kept == [False, False]  # autograd keeps nothing of the teachers' passes
     real = batch.target_out != objective.loss.pad
     taught = torch.zeros(())
     for teacher in models:

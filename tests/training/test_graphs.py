@@ -1,4 +1,4 @@
-"""Recorded passes, with a recorder that computes on the CPU what a CUDA graph would compute."""
+"""Recorded passes, with a stand-in for CUDA graphs that computes on the CPU."""
 
 import gc
 import logging
@@ -26,7 +26,7 @@ STILL += ["optimizer=sgd", "optimizer.lr=0.05", "schedule=constant", "schedule.w
 
 
 class Recomputing:
-    """Each launch computes the passes again, and writes their value into the same tensors."""
+    """Stands in for the recorder of CUDA graphs: each launch computes again, and writes into the recorded tensors."""
 
     def __init__(self, parameters: list[torch.nn.Parameter], fails_after: int | None = None) -> None:
         self.parameters, self.fails_after = parameters, fails_after
@@ -60,14 +60,14 @@ class Training:
     """Updates of one model on the first batches of the demo corpus."""
 
     def __init__(self, config: TrainConfig, limit: int | None = None, fails_after: int | None = None) -> None:
-        """limit: of recordings; None: passes are not padded either."""
+        """limit: the most recordings; with None, nothing is recorded and no batch padded for it."""
         prepared = prepare(config.data, config.tokenizer)
         torch.manual_seed(3)
         self.model = new_model(config, prepared.tokenizers).train()
         objective = Objective(self.model, config, prepared.tokenizers.target.pad)
         self.batches = make_batches(prepared, "train", config)
         self.trainer = Trainer(config, self.model, objective, self.batches, Machine(CPU, "fp32"))
-        assert self.trainer.graphed is None  # on a CPU
+        assert self.trainer.graphed is None  # a CPU has no CUDA graphs
         self.recorder = Recomputing(list(self.model.parameters()), fails_after)
         if limit is not None:
             pads = prepared.tokenizers.source.pad, prepared.tokenizers.target.pad
@@ -77,7 +77,7 @@ class Training:
         self.plan = list(self.batches.epoch(0))[:3]
 
     def update(self, step: int, parts: int = 1) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        """The terms and the gradient norm of an update."""
+        """Make an update, and return its loss terms and gradient norm."""
         batches = self.batches.load(self.plan[step % len(self.plan)], 0, parts)
         done = self.trainer.update(batches)
         assert done.applied
@@ -100,7 +100,8 @@ def test_shapes_are_few_and_not_much_larger() -> None:
     }
 
 
-# Between them: fixed vectors, local windows, heads, a past, latent positions, all kinds of decoder and regularisation.
+# Together these cover fixed contexts, local windows, heads, attention that reads its past, latent positions, and all
+# kinds of decoder and regularisation.
 QUICK = [
     "attention=coverage attention.coverage.loss_start=1 decoder.copy=true",
     "attention=luong_dot embedding.tie_output=false training.guided_alignment=0.3",
@@ -121,12 +122,14 @@ MODELS = [*QUICK, *(pytest.param(other, marks=pytest.mark.slow) for other in OTH
 
 @pytest.mark.parametrize("overrides", MODELS)
 def test_recorded_updates_are_those_of_plain_passes(overrides: str, train_config: Config) -> None:
-    """From the second update on, when the parameters with gradients are known; a coverage loss, once it is added."""
+    """Recording starts at the second update, when the parameters with gradients are known; with a coverage loss, when
+    this loss starts.
+    """
     config = train_config(*STILL, *overrides.split())
     plain, recorded = Training(config), Training(config, limit=2)
     for training in (plain, recorded):
         if not config.embedding.tie_output:
-            training.model.source_embedding.requires_grad_(False)  # a parameter without gradient
+            training.model.source_embedding.requires_grad_(False)  # tests a parameter without gradient
     parts = 3 if overrides == "attention=none" else 1
     first = 5 if "loss_start" in overrides else 2
     for step in range(1, 11):
@@ -193,7 +196,7 @@ def test_without_memory_for_recordings_updates_go_on_without_them(
         plain.trainer.next_update()
     assert recorded.recorder.launched > 0
     assert recorded.trainer.graphed is None
-    assert recorded.trainer.memory.too_many == math.inf  # no batch was split
+    assert recorded.trainer.memory.too_many == math.inf  # no batch was split to save memory
     assert [each.message for each in caplog.records if each.levelno == logging.WARNING] == [
         "step 8: out of memory: from now on without CUDA graphs"
     ]
@@ -219,7 +222,7 @@ def test_draws_of_sentences_are_not_recorded(overrides: str, train_config: Confi
     ["attention=bahdanau", pytest.param("attention=posterior training.accumulate=2", marks=pytest.mark.slow)],
 )
 def test_passes_leave_no_cycles_of_references(overrides: str, train_config: Config) -> None:
-    """Tensors in a cycle would live until the garbage collector runs, and so would nodes of another CUDA stream."""
+    """In a cycle, tensors and autograd nodes of another CUDA stream would live until the garbage collector runs."""
     training = Training(train_config(*overrides.split()))
     training.update(1)
     gc.collect()

@@ -1,4 +1,4 @@
-"""Whole runs: resumed to the same bits, stopped by signals, refused where they would overwrite."""
+"""Whole runs: resumed to the same bits, stopped by signals, refused where they would overwrite another run."""
 
 import json
 import math
@@ -36,13 +36,13 @@ def finished(run: Path, *overrides: str) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that nothing disturbed; tests only read it."""
+    """Train a run without interruption. Tests must not change it."""
     return finished(tmp_path_factory.mktemp("trained"), "validation.samples=1")
 
 
 @pytest.fixture
 def whole(trained: Path, tmp_path: Path) -> Path:
-    """A copy of it, to be changed."""
+    """Copy the run `trained`; a test may change the copy."""
     return shutil.copytree(trained, tmp_path / "whole")
 
 
@@ -53,7 +53,7 @@ def whole(trained: Path, tmp_path: Path) -> Path:
         (signal.SIGINT, 8),
         *(pytest.param(number, 11, marks=pytest.mark.slow) for number in (signal.SIGTERM, signal.SIGHUP)),
     ],
-)  # 8: validates next
+)  # at update 8 a validation follows
 def test_a_signal_saves_and_the_run_goes_on_as_if_nothing_had_been(
     number: signal.Signals, at: int, whole: Path, train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,7 +158,7 @@ def test_what_failed_before_its_first_checkpoint_is_not_in_the_way(
     (run / "results.json").unlink()
     for path in (run / "checkpoints").iterdir():
         path.unlink()
-    (run / "results.json").write_text("{}")  # of a run whose weights somebody deleted
+    (run / "results.json").write_text("{}")  # a run whose checkpoints somebody deleted
     with pytest.raises(UserError, match="holds a run of another configuration"):
         train(train_config(*STEPS, "seed=9"), run, [])
 
@@ -191,7 +191,7 @@ def test_a_run_can_go_on_where_gradients_are_scaled(
 
 
 def test_a_limit_of_steps_ends_a_run_and_its_cosine(train_config: Config, tmp_path: Path) -> None:
-    parts = ["training.accumulate=50", "training.batch_sentences=3"]  # more parts than sentences do no harm
+    parts = ["training.accumulate=50", "training.batch_sentences=3"]  # more parts than sentences are allowed
     config = train_config("training.max_steps=7", "training.max_epochs=9", "schedule.warmup_steps=2", *parts)
     fitted(config, tmp_path / "run")
     assert state(tmp_path / "run")["step"] == 7

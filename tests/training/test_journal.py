@@ -1,4 +1,4 @@
-"""Where numbers and pictures go: metrics.jsonl, TensorBoard as TensorBoard reads it, and W&B."""
+"""The outputs of a journal: metrics.jsonl, TensorBoard files as TensorBoard reads them, W&B and MLflow."""
 
 import errno
 import html
@@ -38,7 +38,7 @@ def config_of(*overrides: str) -> TrainConfig:
 
 
 def read(run: Path, tag: str) -> list[tuple[int, np.ndarray]]:
-    """(step, values) of everything that TensorBoard shows of a tag, read by TensorBoard's own loader."""
+    """Read by TensorBoard's loader all that it shows of a tag: pairs (step, values)."""
     events = EventAccumulator(str(run / "tensorboard")).Reload().Tensors(tag)
     return [(event.step, make_ndarray(event.tensor_proto)) for event in events]
 
@@ -49,7 +49,7 @@ def curve(run: Path, tag: str = "train/loss") -> list[tuple[int, float]]:
 
 @pytest.fixture(autouse=True)
 def sortable_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TensorBoard reads files in the order of their names; within a second a counter decides, here of equal width."""
+    """Give the counter in file names a fixed width: TensorBoard reads files of one second in the order of names."""
     event_files = "tensorboard.summary.writer.event_file_writer"
     monkeypatch.setattr(f"{event_files}._global_uid", SimpleNamespace(get=itertools.count(1000).__next__))
 
@@ -60,11 +60,11 @@ def write(run: Path, logged_step: int, steps: range, value: float) -> None:
         for step in steps:
             opened.training(step, 0.0, {"loss": value, **REST})
         opened.flush()
-        assert curve(run)[-1] == (steps[-1], value)  # on the disk before the journal is closed
+        assert curve(run)[-1] == (steps[-1], value)  # written before the journal is closed
 
 
 def test_a_resumed_run_supersedes_what_came_after_its_checkpoint(tmp_path: Path) -> None:
-    """In TensorBoard and in metrics.jsonl; and a new run supersedes everything."""
+    """This holds in TensorBoard and in metrics.jsonl. A new run supersedes all earlier lines."""
 
     def shown() -> list[tuple[int, float]]:
         lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -72,7 +72,7 @@ def test_a_resumed_run_supersedes_what_came_after_its_checkpoint(tmp_path: Path)
         return curve(tmp_path)
 
     write(tmp_path, -1, range(10), value=1)
-    write(tmp_path, 5, range(6, 8), value=2)  # not as far as the first run: its steps 8 and 9 go too
+    write(tmp_path, 5, range(6, 8), value=2)  # ends before the first run did, whose steps 8 and 9 go too
     values = [*[(step, 1) for step in range(6)], (6, 2), (7, 2)]
     assert shown() == values
     write(tmp_path, 6, range(7, 9), value=3)
@@ -95,11 +95,11 @@ def test_lines_that_will_be_written_again_are_removed(tmp_path: Path) -> None:
 
 
 def page(run: Path, tag: str) -> list[list[str]]:
-    """The table that TensorBoard shows, cell by cell, as a reader sees it."""
+    """Return the cells of the table that TensorBoard shows, as text."""
     ((_, text),) = read(run, f"{tag}/text_summary")
     rows = re.findall(r"<tr>(.*?)</tr>", markdown_to_safe_html(text.item().decode()), re.DOTALL)
     cells = [re.findall(r"<t[hd]>(.*?)</t[hd]>", row, re.DOTALL) for row in rows]
-    assert not any("<" in cell for row in cells for cell in row)  # no markup was made of a text
+    assert not any("<" in cell for row in cells for cell in row)  # no text was turned into markup
     return [[html.unescape(cell) for cell in row] for row in cells]
 
 
@@ -138,7 +138,7 @@ def test_a_full_disk_is_an_error_with_the_folder_and_without_a_traceback(
     def record_until_it_fails() -> None:
         for step in range(100):
             opened.outcome(step, {"loss": 1.0})
-            time.sleep(0.01)  # the writing thread comes first
+            time.sleep(0.01)  # lets the writing thread run
 
     with pytest.raises(OSError, match="No space left on device") as error:
         record_until_it_fails()
@@ -146,11 +146,11 @@ def test_a_full_disk_is_an_error_with_the_folder_and_without_a_traceback(
     assert capsys.readouterr().err == ""
 
 
-# W&B and MLflow, with packages in their places.
+# W&B and MLflow, with stand-ins for their packages
 
 
 class Package(ModuleType):
-    """Stands in for wandb and for mlflow: keeps the calls of its functions, (name, arguments, options) each."""
+    """Stands in for wandb or mlflow, and records each call of a function: (name, arguments, options)."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -190,7 +190,7 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def run_in(folder: Path, *overrides: str, given: list[str] | None = None) -> Path:
-    """Train and record an outcome, without the evaluation, which would take most of the time."""
+    """Train and record an outcome, but skip the evaluation, which takes most of the time."""
     config = config_of(*overrides)
     with Job.join(config, folder) as job:
         setup = build(job, prepare(job, given or [], {}))
@@ -210,7 +210,7 @@ def test_a_sweeps_run_begins_before_tensorboards_files_and_continues_when_it_res
             opened.append(len(packages.wandb.of("init")))
             super().__init__(*arguments, **options)
 
-    monkeypatch.setattr(writer, "EventFileWriter", Opened)  # as W&B does
+    monkeypatch.setattr(writer, "EventFileWriter", Opened)  # W&B patches TensorBoard in this way
     (tmp_path / SWEEP).touch()
     run = run_in(tmp_path / "lr-0.1" / "x", "logger=[wandb,mlflow]", given=["optimizer.lr=0.1"])
     (run / "alignments").mkdir()
@@ -228,7 +228,7 @@ def test_a_sweeps_run_begins_before_tensorboards_files_and_continues_when_it_res
     assert packages.mlflow.of("set_experiment") == [(("nmt",), {})] * 2
     params = [part for (part,), _ in packages.mlflow.of("log_params")]
     assert all(len(part) <= 100 for part in params)
-    assert sum(part.get("encoder.hidden", 0) for part in params) == 16  # once: MLflow refuses one that has changed
+    assert sum(part.get("encoder.hidden", 0) for part in params) == 16  # sent once: MLflow refuses to change a value
     assert read_json(run / journal.IDS) == {"wandb": "of-wandb", "mlflow": "of-mlflow"}
     assert packages.wandb.of("finish") == [((), {"exit_code": 0})] * 2
     names = [name for name, _, _ in packages.mlflow.calls]
@@ -240,7 +240,7 @@ def test_mlflow_gets_what_tensorboard_gets(tmp_path: Path, packages: SimpleNames
     run = run_in(tmp_path / "run", "logger=[tensorboard,mlflow]")
     sent: dict[str, list[tuple[int, Any]]] = {}
     for (values,), options in packages.mlflow.of("log_metrics"):
-        assert not options["synchronous"]  # training does not wait for a server
+        assert not options["synchronous"]  # training must not wait for a server
         for tag, value in values.items():
             sent.setdefault(tag, []).append((options["step"], pytest.approx(value, rel=1e-6)))
     assert sent["best/test_bleu"] == [(3, 1.5)]
@@ -292,7 +292,8 @@ def test_without_loggers_there_is_metrics_jsonl_alone(tmp_path: Path) -> None:
 def test_a_missing_package_is_named_before_anything_is_written(
     word: str, message: str, tmp_path: Path, tiny_overrides: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal, "find_spec", lambda name: None if name == "wandb" else True)  # the command is a fork
+    # This holds in the command too, which is a fork of this process.
+    monkeypatch.setattr(journal, "find_spec", lambda name: None if name == "wandb" else True)
     done = call("nmt-train", *tiny_overrides, word, f"hydra.run.dir={tmp_path / 'run'}", cwd=tmp_path)
     assert (done.returncode, done.stderr.decode().splitlines()[-1]) == (2, f"nmt-train: error: {message}")
     assert not (tmp_path / "run").exists()

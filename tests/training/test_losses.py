@@ -1,4 +1,4 @@
-"""The objective: R-Drop, what the attention adds to the likelihood, and the bound of variational attention."""
+"""The objective: R-Drop, the loss terms of the attention, and the bound of variational attention."""
 
 import itertools
 from collections.abc import Callable
@@ -28,7 +28,7 @@ STILL = ["embedding.dropout=0", "encoder.dropout=0", "decoder.dropout=0", "train
 
 
 def setup(config: TrainConfig, sentences: int | None = None) -> tuple[Seq2Seq, Objective, Batch]:
-    """A batch of this many sentences; default: the first of an epoch."""
+    """Build a model and its objective, and load a batch of `sentences` sentences; by default the first of an epoch."""
     prepared = prepare(config.data, config.tokenizer)
     batches = Batches(
         prepared.splits["train"],
@@ -106,7 +106,7 @@ def test_what_dropout_makes_differ_is_added_by_half_of_alpha(train_config: Confi
     ],
 )
 def test_without_dropout_r_drop_changes_nothing(overrides: list[str], train_config: Config) -> None:
-    """Both predictions are one, and tokens and what the attention adds are counted once."""
+    """The predictions of both passes are equal; tokens and the attention's loss terms are counted once."""
     found = []
     for alpha in (0, 5):
         model, objective, batch = setup(train_config(*STILL, *overrides, f"training.r_drop={alpha}"))
@@ -153,7 +153,7 @@ def test_a_baseline_neither_uses_up_the_gradients_limit_nor_depends_on_the_polic
     with torch.no_grad():
         model.policy.learned.bias.fill_(-5.0)
     near = trainer.update([batch]).gradient_norm
-    assert huge < 100 * near  # the advantage grows with it, its square does not count
+    assert huge < 100 * near  # grows with the advantage, not with its square
     gradients = [parameter.grad for parameter in trainer.policy_parameters if parameter.grad is not None]
     assert torch.stack([gradient.norm() for gradient in gradients]).norm() <= 1.001
 
@@ -170,7 +170,7 @@ def test_the_bound_is_below_the_likelihood(normalizer: str, train_config: Config
 def test_the_mean_over_all_samples_is_the_enumerated_gradient(
     smoothing: float, train_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In float64, of all parameters: every combination of positions of a target of two tokens, with its probability."""
+    """In float64, enumerates all positions of a target of two tokens, and compares the gradients of all parameters."""
     smoothed = [*STILL, *VARIATIONAL, *ALL, f"training.label_smoothing={smoothing}"]
     exact_model, exact, batch = setup(train_config(*smoothed), sentences=1)
     model, sampled, _ = setup(train_config(*smoothed, SAMPLE))

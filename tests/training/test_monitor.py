@@ -1,4 +1,4 @@
-"""The monitored score, whichever it is, decides the best checkpoint, patience, the plateau schedule and a search."""
+"""The monitored score decides about the best checkpoint, patience, the plateau schedule and the result of a sweep."""
 
 import json
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def test_every_monitor_has_a_direction() -> None:
 def test_best_checkpoint_patience_and_plateau_follow_the_monitored_score(
     monitor: str, train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comet_package: Path
 ) -> None:
-    """With given scores of the monitored metric, while BLEU ranks the other way round."""
+    """The monitored scores are made up; BLEU is their negative, to show that it does not decide."""
     sign = 1 if HIGHER_IS_BETTER[monitor] else -1
     told = iter([0.5, 0.7, 0.6, 0.6])
 
@@ -56,7 +56,7 @@ def test_best_checkpoint_patience_and_plateau_follow_the_monitored_score(
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert manifest["training"][f"best_{monitor}"] == sign * 0.7
     (logged,) = [line["step"] for line in metrics(tmp_path / "run") if "train/loss" in line]
-    assert logged == 4  # the last updates are logged, too
+    assert logged == 4  # the updates before the stop are logged
     assert f"stopped early: {monitor} has not improved" in (tmp_path / "run" / "train.log").read_text()
 
 
@@ -64,10 +64,10 @@ def test_best_checkpoint_patience_and_plateau_follow_the_monitored_score(
 def test_monitored_scores_are_those_of_the_final_evaluation(
     train_config: Config, tmp_path: Path, comet_package: Path
 ) -> None:
-    """And what is monitored changes nothing else."""
+    """The choice of the monitored score does not change training."""
     runs = {}
     for monitor in ("bleu", "comet"):
-        # One step, so that the last validation is of the best checkpoint.
+        # With one step, the last validation measures the best checkpoint.
         config = train_config("training.max_steps=1", f"validation.monitor={monitor}")
         assert train(config, tmp_path / monitor, []) == 0
         runs[monitor] = checkpoint.load(tmp_path / monitor / "checkpoints" / "last.pt")["model"]

@@ -1,4 +1,4 @@
-"""How a run starts: the corpus report, the weights of another run, another vocabulary."""
+"""The start of a run: the corpus report, the parameters of another run, a changed vocabulary."""
 
 import json
 import shutil
@@ -28,7 +28,7 @@ SHORT = ["training.max_steps=3", "validation.unit=steps", "validation.every=2"]
 STILL = ["optimizer.lr=1e-30", "schedule=constant"]
 
 
-# The corpus report: what the tokenizer loses of the references.
+# The corpus report: what references lose in the tokenizer
 
 PERSIAN = [
     "\u0645\u06cc\u200c\u0631\u0648\u0645 \u0628\u0647 \u062e\u0627\u0646\u0647 .",
@@ -40,7 +40,7 @@ Make = Callable[..., tuple[Prepared, TrainConfig]]
 
 @pytest.fixture
 def prepared(tmp_path: Path) -> Make:
-    """Prepares a corpus whose held-out targets are those of train, or others."""
+    """Return a function that prepares a corpus; its held-out targets are the training targets or `held_out`."""
 
     def make(targets: list[str], *overrides: str, held_out: list[str] | None = None) -> tuple[Prepared, TrainConfig]:
         for name, lines in (("train", targets), ("valid", held_out or targets)):
@@ -81,14 +81,14 @@ def test_what_is_lost_is_said_with_the_remedy(
 
 
 def test_of_a_large_split_a_part_is_enough(prepared: Make) -> None:
-    """Every third sentence loses its character in the tokenizer, and one of three is looked at."""
+    """Every second of twelve sentences loses characters in the tokenizer. A sample of six contains none of these."""
     made, _ = prepared(["a b c d e f"], held_out=["a b c d e f", "\u4e16 \u754c b c d e"] * 6)
     settings, tokenizer = ScoreSettings("13a", lowercase=False), made.tokenizers.target
     assert round_trip_bleu(made.splits["validation"], tokenizer, settings, sentences=6) == 100
     assert round_trip_bleu(made.splits["validation"], tokenizer, settings) < 100
 
 
-# Another run's weights.
+# The parameters of another run
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def test_its_first_weights_are_the_best_of_the_other_run(first: Path, tmp_path: 
 def test_once_it_has_a_checkpoint_it_needs_the_other_run_no_more(
     first: Path, train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the initial weights stay the best until there are better ones."""
+    """The initial parameters stay the best checkpoint until a validation is better."""
     gone = shutil.copytree(first, tmp_path / "gone")
     worse = ["optimizer.lr=1", "schedule=constant", "validation.monitor=loss"]
     config = train_config(*SHORT, "tokenizer.vocab_size=600", f"training.start_from={gone}", *worse)
@@ -154,7 +154,7 @@ def test_a_run_without_weights_is_refused(first: Path, train_config: Config, tmp
         fitted(train_config(f"training.start_from={young}"), tmp_path / "run")
 
 
-# Another vocabulary.
+# A changed vocabulary
 
 
 def tokenizer(tmp_path: Path, text: str, size: int, lowercase: bool = False, byte_fallback: bool = False) -> Tokenizer:

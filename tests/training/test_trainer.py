@@ -62,7 +62,7 @@ def test_a_split_batch_gives_the_same_update(overrides: list[str], train_config:
 
 
 def test_gradients_are_those_of_a_target_token(train_config: Config) -> None:
-    """A batch that holds every pair twice gives the same update."""
+    """Gradients are means over target tokens: a batch with each pair twice gives the same update."""
     changes = []
     for copies in (1, 2):
         trainer = trainer_of(train_config(*SGD, "training.max_grad_norm=null"))
@@ -82,7 +82,7 @@ def test_every_update_draws_its_own_dropout_masks(train_config: Config) -> None:
 def test_clipping_bounds_the_step_by_the_true_norm_and_reports_it(
     scale: float, train_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where gradients are scaled, here by a scaler that is active on a CPU."""
+    """Tests also scaled gradients, by a scaler that is active on the CPU."""
     active = partial(torch.amp.GradScaler, init_scale=scale)
     monkeypatch.setattr(torch.amp, "GradScaler", lambda device, enabled: active(device))
     trainer = trainer_of(train_config(*SGD, "optimizer.lr=1", "training.max_grad_norm=0.01"))
@@ -131,9 +131,10 @@ def test_every_optimizer_learns_and_takes_the_schedules_rate(optimizer: str, tra
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd", "adadelta"])
 def test_weight_decay_is_that_of_the_papers_and_of_matrices_alone(optimizer: str, train_config: Config) -> None:
-    """Of a gradient of zero nothing but the decay is left: decoupled in AdamW, else a gradient of decay * weights."""
+    """With a gradient of zero, only the decay remains: decoupled in AdamW, else a gradient of decay * parameters."""
     decay, rate, eps = 0.3, 0.1, 1e-6
-    parts = ["attention/score=normed_additive", "encoder/self_attention=attention"]  # a single number, a norm's gain
+    # These add a scalar parameter and the gain of a layer norm.
+    parts = ["attention/score=normed_additive", "encoder/self_attention=attention"]
     more = [] if optimizer == "sgd" else [f"optimizer.eps={eps}"]
     config = train_config(f"optimizer={optimizer}", f"optimizer.weight_decay={decay}", *parts, *more)
     model = new_model(config, prepare(config.data, config.tokenizer).tokenizers)
@@ -148,7 +149,7 @@ def test_weight_decay_is_that_of_the_papers_and_of_matrices_alone(optimizer: str
         old = before[name]
         gradient = decay * old
         expected = {
-            "adam": old - rate * gradient / (gradient.abs() + eps),  # whose first step is the gradient's sign
+            "adam": old - rate * gradient / (gradient.abs() + eps),  # the first step is about the gradient's sign
             "adamw": old - rate * decay * old,
             "sgd": old - rate * gradient,
             "adadelta": old - rate * gradient * (eps / (0.05 * gradient.square() + eps)).sqrt(),
@@ -166,11 +167,11 @@ def test_bf16_stays_near_fp32(train_config: Config) -> None:
     assert all(parameter.dtype == torch.float32 for parameter in rough.model.parameters())
 
 
-# Batches that memory does not suffice for.
+# Batches that do not fit in memory
 
 
 class Refusing(torch.autograd.Function):
-    """Identity, whose gradient finds no memory."""
+    """The identity, whose backward pass runs out of memory."""
 
     @staticmethod
     def forward(ctx: Any, total: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
@@ -184,7 +185,7 @@ class Refusing(torch.autograd.Function):
 def test_a_batch_that_does_not_fit_gives_the_updates_of_its_parts(
     train_config: Config, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As with training.accumulate."""
+    """The updates equal those with training.accumulate=2."""
     accumulated = trainer_of(train_config(*STILL, "training.accumulate=2"))
     for _ in range(6):
         accumulated.next_update()
@@ -252,7 +253,7 @@ def test_validation_translates_and_measures_by_halves(
         torch.testing.assert_close(weights_of(tmp_path / "halved", "best")[name], value)
 
 
-# Learning rate schedules as functions of the step.
+# Learning-rate schedules
 
 
 def schedule(total: int = 100, **values: Any) -> Schedule:  # noqa: ANN401
