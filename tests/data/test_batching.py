@@ -1,4 +1,4 @@
-"""Batches: every pair once, little padding, an order from seed and epoch alone."""
+"""Batches: each epoch has every pair once, with little padding, in an order that seed and epoch determine."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,7 +48,7 @@ def test_padding_of_ragged_rows() -> None:
 @pytest.fixture(scope="module")
 def prepared() -> Prepared:
     sizes = ["data.train_size=200", "data.validation_size=20", "data.test_size=20", "data.max_length=200"]
-    sizes += ["data.seed=1", "tokenizer.vocab_size=400"]  # many ways to segment
+    sizes += ["data.seed=1", "tokenizer.vocab_size=400"]  # a vocabulary with many segmentations of a word
     config = validated(TrainConfig, values_of("train", [*TINY, *sizes]))
     return prepare(config.data, config.tokenizer)
 
@@ -125,7 +125,8 @@ def test_pairs_are_batched_by_the_lengths_that_are_drawn(prepared: Prepared) -> 
         loaded = [drawn.load(indices, 1)[0] for indices in plan]
         return 1 - sum(batch.target_tokens for batch in loaded) / sum(batch.target_out.numel() for batch in loaded)
 
-    assert share_of_padding(fresh) < share_of_padding(plain.epoch(1)) / 2  # the sides vary independently
+    # `fresh` knows the drawn lengths of both sides, which differ independently from the usual ones.
+    assert share_of_padding(fresh) < share_of_padding(plain.epoch(1)) / 2
 
 
 def test_equal_sentences_of_an_epoch_are_segmented_differently(tmp_path: Path) -> None:
@@ -137,7 +138,7 @@ def test_equal_sentences_of_an_epoch_are_segmented_differently(tmp_path: Path) -
 
 
 def prepared_text(folder: Path, lines: list[str], links: str | None, *options: str) -> Prepared:
-    """The same lines on both sides, prepared, with these word alignments of each pair."""
+    """Prepare a corpus with the same lines on both sides; `links` are the word alignments of each pair."""
     for suffix in ("en", "xx"):
         (folder / f"train.{suffix}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     words = ["data=files", "data.target_lang=xx", "data.train=x", "data.validation=x", *options]
@@ -174,10 +175,10 @@ def test_alignments_count_words_that_spaces_separate(sampling: float, tmp_path: 
     (batch,) = batches(prepared, sampling=(sampling, sampling), guided=True).load(np.arange(4), 0)
     assert batch.alignment is not None
     real = batch.target_out != prepared.tokenizers.target.pad
-    assert torch.equal(batch.alignment.sum(-1) > 0, real)  # each word, to its last, is linked
+    assert torch.equal(batch.alignment.sum(-1) > 0, real)  # every target token is linked
 
 
-# Gold alignments as attention over pieces
+# Gold alignments of words, converted to attention over tokens
 
 SOURCE = [["▁the", "▁ca", "t", "</s>"], ["▁no", "</s>"]]
 TARGET = [["▁le", "▁ch", "at", "</s>"], ["▁non", "</s>"]]

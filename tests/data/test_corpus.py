@@ -1,4 +1,4 @@
-"""Reading parallel text in all its forms, and refusing what is broken."""
+"""Reading parallel text in all supported formats, and the errors for damaged text."""
 
 import gzip
 from collections.abc import Callable, Iterable
@@ -122,7 +122,7 @@ def to_folder(path: Path) -> None:
     [("t.tsv", to_tsv), ("t.csv", to_csv), ("t.jsonl", to_json), ("t.parquet", to_parquet), ("saved", to_folder)],
 )
 def test_tables(name: str, write: Callable[[Path], None], tmp_path: Path) -> None:
-    """Cells such as NA, 1.0 or a lone quotation mark are text like any other."""
+    """Cells such as NA, 1.0 or a single quotation mark are read as plain text."""
     write(tmp_path / name)
     assert read(tmp_path / name) == PAIRS[:4]
     if name.endswith(("tsv", "csv", "jsonl")):
@@ -288,7 +288,7 @@ def test_several_files_are_read_one_after_the_other(tmp_path: Path) -> None:
     for number in (2, 0, 1):
         write_text(tmp_path / f"part-0{number}", TEXTS[number : number + 1])
     to_tsv(tmp_path / "part-03.tsv")
-    (tmp_path / "part-04.en.gz").write_bytes(gzip.compress(b"zipped"))  # without a line end
+    (tmp_path / "part-04.en.gz").write_bytes(gzip.compress(b"zipped"))  # without a final newline
     (tmp_path / "part-04.fr").write_text("comprim")
     config = files_config(
         train=f"{tmp_path}/part-*",

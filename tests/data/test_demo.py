@@ -1,4 +1,4 @@
-"""The demo corpus: correct French, links between all words, deterministic from a seed."""
+"""The demo corpus: its French is correct, all words are linked, and a seed determines it."""
 
 import hashlib
 import itertools
@@ -48,7 +48,7 @@ def test_a_seed_decides_the_corpus() -> None:
 
 
 def test_another_text_of_a_seed_has_another_version(splits: DemoSplits) -> None:
-    """Prepared corpora and published results go by the version: another grammar takes a new digest here, too."""
+    """Caches and published results refer to VERSION. Who changes the grammar must raise it, and the digest here."""
     text = "".join(f"{line}\n" for split in splits for triple in split for line in triple)
     assert (VERSION, hashlib.sha256(text.encode()).hexdigest()[:16]) == (1, "5db1e526edbf17b7")
 
@@ -76,7 +76,7 @@ def test_a_larger_training_set_keeps_the_other_splits(splits: DemoSplits) -> Non
 
 def test_the_french_is_a_function_of_the_english() -> None:
     grammar = Grammar(random.Random(5))
-    words = grammar.words  # few, so that phrases repeat
+    words = grammar.words  # reduced to a few, so that phrases repeat
     words.nouns = {kind: nouns[:2] for kind, nouns in words.nouns.items()}
     words.names, words.institutions, words.adverbs = words.names[:1], words.institutions[:1], words.adverbs[:1]
     words.transitive, words.intransitive = words.transitive[:1], words.intransitive[:1]
@@ -159,7 +159,7 @@ def test_one_word_may_stand_for_many_and_many_for_one(sentences: list[Sentence])
                 written = translations(sentence, position)
                 assert [{"qu'": "que", "d'": "de"}.get(w, w) for w in written] == several[word]
                 found.add(word)
-        if "devant" in french:  # in front of
+        if "devant" in french:  # three English words: in front of
             assert sum(j == french.index("devant") for _, j in links) == 3
             found.add("devant")
     assert found == {*several, "devant"}
@@ -168,8 +168,8 @@ def test_one_word_may_stand_for_many_and_many_for_one(sentences: list[Sentence])
 # Agreement, elision, contraction, articles, capitals
 
 FRENCH_NOUNS = {form: noun for noun in NOUNS for form in noun.french}
-# Written out rather than inflected by the code under test: masculine, feminine, plural of each.
-ADJECTIVES = [  # (gender, number) -> form
+# Written out, so that the code under test does not inflect them. Each row becomes (gender, number) -> form.
+ADJECTIVES = [
     dict(zip([("m", "s"), ("f", "s"), ("m", "p"), ("f", "p")], row.split(), strict=True))
     for row in """\
 petit petite petits petites
@@ -195,7 +195,7 @@ italien italienne italiens italiennes""".splitlines()
 ]
 BEFORE_VOWEL = {"vieil": "vieux", "nouvel": "nouveau", "bel": "beau"}
 ADJECTIVE_FORMS = {form for forms in ADJECTIVES for form in forms.values()} | set(BEFORE_VOWEL)
-DETERMINERS = {  # the genders and numbers that each one admits
+DETERMINERS = {  # determiner -> the genders and the number of nouns that it can stand before
     **dict.fromkeys(["le", "un", "ce", "cet", "du", "au"], ("m", "s")),
     **dict.fromkeys(["la", "une", "cette", "ma", "sa"], ("f", "s")),
     **dict.fromkeys(["l'", "mon", "son", "chaque"], ("mf", "s")),
@@ -213,7 +213,7 @@ def has_vowel(word: str) -> bool:
 
 
 def noun_phrases(french: list[str]) -> Iterator[tuple[str, list[str], Noun, str, list[str]]]:
-    """Determiner, adjectives before, noun, its form, adjectives behind."""
+    """Yield the noun phrases: determiner, adjectives before the noun, noun, its form, adjectives after it."""
     for at, form in enumerate(french):
         if form in FRENCH_NOUNS:
             left, right = at, at + 1
@@ -238,7 +238,7 @@ def test_determiners_and_adjectives_agree_with_their_noun(texts: list[list[str]]
     for french in texts:
         for determiner, before, noun, form, after in noun_phrases(french):
             gender, numbers = "f" if noun.feminine else "m", numbers_of(noun, form)
-            genders, number = DETERMINERS.get(determiner, ("mf", numbers))  # "de" and "d'" tell nothing
+            genders, number = DETERMINERS.get(determiner, ("mf", numbers))  # "de" and "d'" fit all nouns
             assert gender in genders, (determiner, form)
             assert set(number) & set(numbers), (determiner, form)
             for adjective in before + after:

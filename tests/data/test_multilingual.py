@@ -1,4 +1,4 @@
-"""Several directions in one model: their corpora are concatenated, with a tag such as <2de> before each source line."""
+"""Several directions in one model: their corpora are concatenated, with tags such as <2de> before source lines."""
 
 from itertools import chain, product
 from pathlib import Path
@@ -24,7 +24,7 @@ SMALL += ["training.max_epochs=2", "training.max_steps=20"]
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """train, valid and test in three languages."""
+    """Write the splits train, valid and test in three languages."""
     folder = tmp_path_factory.mktemp("multilingual")
     triples = [
         tuple(f"{a[side]} {v[side]} {b[side]} ." for side in range(3)) for a, v, b in product(NOUNS, VERBS, NOUNS)

@@ -1,4 +1,4 @@
-"""The rule that composes characters and changes nothing else that can be seen."""
+"""The normalization rule nfc: it composes characters and changes nothing else that is visible."""
 
 import sys
 import unicodedata

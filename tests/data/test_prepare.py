@@ -1,4 +1,4 @@
-"""Prepared corpora: what they hold, what they drop and report, and when they are made anew."""
+"""Prepared corpora: their content, the pairs that are dropped and reported, and when they are prepared again."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def corpus(tmp_path: Path) -> Path:
 
 
 def config(corpus: Path, *overrides: str) -> TrainConfig:
-    """The configuration. The folder is inserted after composing, which is then done once for equal options."""
+    """Compose the configuration, and insert the folder afterwards, so that the composed values can be cached."""
     files = ["data.train=FOLDER/train", "data.validation=FOLDER/valid", "data.cache_dir=FOLDER/cache"]
     options = [option.replace(str(corpus), "FOLDER") for option in overrides]
     values = values_of("train", ["data=files", *files, "tokenizer.vocab_size=80", *options])
@@ -60,11 +60,11 @@ def content(directory: Path) -> dict[str, bytes]:
 
 
 def in_cache(corpus: Path) -> set[str]:
-    """What stands in the cache, without locks."""
+    """List the names in the cache, without locks."""
     return {path.name for path in (corpus / "cache").iterdir() if path.suffix != ".lock"}
 
 
-# What a prepared corpus holds
+# The content of a prepared corpus
 
 
 def test_lines_and_ids_belong_together(corpus: Path) -> None:
@@ -116,21 +116,21 @@ def test_nothing_left_to_train_on_is_an_error(corpus: Path) -> None:
         make(corpus, "data.max_length=1")
 
 
-# When a corpus is prepared anew
+# When a corpus is prepared again
 
 
 def test_a_second_start_only_opens(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = make(corpus)
     monkeypatch.setattr(module, "_prepare", lambda *_: pytest.fail("prepared again"))
     assert make(corpus).directory == first.directory
-    assert make(corpus, "tokenizer.sampling=0.1").directory == first.directory  # drawn in training, not here
+    assert make(corpus, "tokenizer.sampling=0.1").directory == first.directory  # training draws segmentations
     moved = corpus.parent / "moved"
     shutil.copytree(corpus, moved, ignore=shutil.ignore_patterns("cache"))
     assert make(moved, f"data.cache_dir={corpus}/cache").directory == first.directory
 
 
 def test_settings_and_text_decide_whether_a_corpus_is_another(corpus: Path) -> None:
-    """Its paths do not."""
+    """Paths do not matter."""
     write(corpus, "one", [("eins", "ein Wort mehr")])
     for name in ("two", "three"):
         for language in ("en", "de"):
@@ -161,7 +161,7 @@ def test_settings_and_text_decide_whether_a_corpus_is_another(corpus: Path) -> N
 
 
 def test_an_existing_tokenizer_decides_by_its_model(corpus: Path) -> None:
-    """Whether the corpus is another, and whether segmentations can be sampled."""
+    """The content of the model file changes the fingerprint; its kind allows sampled segmentations or not."""
     model, data = corpus / "t.model", config(corpus).data
     values = {"kind": "file", "source_model": str(model), "target_model": None, "lowercase": False}
     off, on = (FileTokenizer.model_validate({**values, "sampling_sides": "both", "sampling": s}) for s in (0.0, 0.1))
@@ -171,7 +171,7 @@ def test_an_existing_tokenizer_decides_by_its_model(corpus: Path) -> None:
         prepared.append(prepare(data, off))
     assert prepared[0].fingerprint != prepared[1].fingerprint
     with pytest.raises(UserError, match=r"tokenizer\.sampling=0\.1: .*\.model is not a bpe or unigram model"):
-        prepare(data, on)  # also where the corpus is prepared
+        prepare(data, on)  # an error even though the corpus is already prepared
     assert prepare(data, off).directory == prepared[1].directory
 
 
@@ -188,7 +188,7 @@ def test_an_incomplete_corpus_is_prepared_again(corpus: Path, name: str, caplog:
     assert [record.message for record in caplog.records if "is incomplete; preparing it again" in record.message]
 
 
-# The cache, when preparations fail, are killed or run at once
+# The cache, when preparations fail, are killed or run at the same time
 
 
 def test_a_failure_leaves_nothing(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +247,7 @@ def test_of_several_at_a_time_one_prepares_and_the_others_wait(corpus: Path, mon
 
     monkeypatch.setattr(module, "_prepare", slow)
     settings = config(corpus)
-    with ThreadPoolExecutor(3) as pool:  # a lock on an open file holds between threads as between processes
+    with ThreadPoolExecutor(3) as pool:  # threads lock each other out as processes do: each opens the lock file
         opened = list(pool.map(lambda _: prepare(settings.data, settings.tokenizer), range(3)))
     assert [len(one.splits["train"]) for one in opened] == [62] * 3
     assert len(prepared) == 1
@@ -258,7 +258,7 @@ def test_of_several_at_a_time_one_prepares_and_the_others_wait(corpus: Path, mon
 
 @pytest.fixture
 def chunked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Text in eight chunks, with pairs to drop in each; workers start with the third one."""
+    """Write text of eight chunks, each with pairs to drop; worker processes start with the third chunk."""
     monkeypatch.setattr(corpus_module, "CHUNK", 50)
     monkeypatch.setattr(passes, "READ_IN_MAIN", 2)
     monkeypatch.setattr(passes, "ENCODE_IN_MAIN", 2)

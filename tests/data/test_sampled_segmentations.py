@@ -1,4 +1,4 @@
-"""BPE-dropout and subword regularisation: what encode does without chance, the same in every process."""
+"""BPE-dropout and subword regularisation: equal to `encode` without randomness, and the same in every process."""
 
 import io
 import math
@@ -38,7 +38,7 @@ ODD = st.sampled_from([" ", "  ", "▁", "\t", "\0", "👩‍👩‍👧", "日�
 TEXT = st.one_of(
     st.lists(WORDS | ODD | st.text(CHARACTERS, max_size=5), max_size=12).map(" ".join),
     st.lists(WORDS | ODD, max_size=12).map("".join),
-    st.text("aenst ", max_size=20),  # the same pairs again and again
+    st.text("aenst ", max_size=20),  # repeats the same pairs of characters
     st.text(CHARACTERS, max_size=60),
 )
 KINDS = pytest.mark.parametrize("kind", ["bpe", "unigram"])
@@ -76,7 +76,7 @@ def test_without_dropout_bpe_is_encode(name: str, line: str) -> None:
 def test_the_sharpest_unigram_sampling_is_encode(name: str, line: str) -> None:
     tokenizer = made("unigram", name)
     (drawn,), (best,) = tokenizer.sample([line], 1e5, [1]), tokenizer.encode([line])
-    if drawn != best:  # two that are as good
+    if drawn != best:  # two segmentations may have the same score
         score = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.model).get_score
         assert math.isclose(sum(map(score, drawn)), sum(map(score, best)), rel_tol=1e-5)
 
@@ -91,7 +91,7 @@ def test_of_equal_pairs_the_leftmost_is_merged_first() -> None:
 
 
 def unknown(tokenizer: Tokenizer) -> str:
-    """A pattern of runs of characters that no piece has."""
+    """Make a pattern for runs of characters that occur in no piece."""
     known = {character for piece in tokenizer.pieces(range(3, tokenizer.vocab_size - 1)) for character in piece}
     return f"[^{re.escape(''.join(known))}]+"
 
@@ -140,7 +140,7 @@ def test_a_draw_depends_on_its_seed_alone(kind: str) -> None:
     assert drawn != tokenizer.sample(lines, 0.2, range(100, 140))
     assert drawn != tokenizer.sample(lines, 0.3, seeds)
     assert drawn == [tokenizer.sample([line], 0.2, [seed])[0] for line, seed in zip(lines, seeds, strict=True)]
-    fresh = Tokenizer(tokenizer.model)  # whatever was drawn before
+    fresh = Tokenizer(tokenizer.model)  # earlier draws do not matter
     assert drawn[::-1] == fresh.sample(lines[::-1], 0.2, seeds[::-1])
     assert len({tuple(ids) for ids in tokenizer.sample([ENGLISH[0]] * 50, 0.2, range(50))}) > 10
 
@@ -158,7 +158,7 @@ def test_frequencies_are_those_of_sentencepiece(
 
 
 def expect_like_frequencies(tokenizer: Tokenizer, lines: Sequence[str], alpha: float, draws: int = 2000) -> None:
-    """Of all segmentations, within chance."""
+    """Compare the frequencies of all segmentations with SentencePiece's, within random variation."""
     theirs = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.model)
     for line in lines:
         ours = Counter(tuple(ids[:-1]) for ids in tokenizer.sample([line] * draws, alpha, range(draws)))

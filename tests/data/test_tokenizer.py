@@ -94,12 +94,12 @@ def byte_tokenizers() -> dict[tuple[str, str], Tokenizer]:
 
 
 def one_space(text: str) -> str:
-    """The line that is read: one space for each run of spaces, ends of lines and "\u2581", none at its ends."""
+    """Replace each run of spaces, ends of lines and "\u2581" by one space, and strip the line."""
     return " ".join(word for word in re.split("[ \u2581\r\n]", text) if word)
 
 
 def composed(text: str) -> str:
-    """The line in NFC, with a space for each run of white space, and without control characters but NUL."""
+    """Convert the line to NFC, with one space for each run of white space, without control characters except NUL."""
     spaced = "".join(" " if char.isspace() else char for char in text)
     kept = [char for char in spaced if char == "\0" or (unicodedata.category(char) != "Cc" and char != "\ufeff")]
     return unicodedata.normalize("NFC", one_space("".join(kept)))
@@ -114,19 +114,19 @@ def test_bytes_spell_any_text(byte_tokenizers: dict[tuple[str, str], Tokenizer],
         assert not {PAD, UNK, BOS, EOS} & set(ids[:-1])
         assert all(0 <= i < tokenizer.vocab_size for i in ids)
         back = tokenizer.decode(ids)
-        if rule == "nfc":  # tests/data/test_normalization.py has the rule itself
+        if rule == "nfc":  # tests/data/test_normalization.py tests this rule
             assert unicodedata.normalize("NFC", back) == composed(text)
             continue
         normalizer = sentencepiece.SentencePieceNormalizer(rule_name=rule)
         assert back == one_space(normalizer.normalize(one_space(text)))
-        if rule == "identity":  # SentencePiece's other rules may find more to do in what they have made
+        if rule == "identity":  # the other rules may change their own result again
             assert tokenizer.decode(tokenizer.encode([back])[0]) == back
 
 
 @given(text=TEXT)
 @settings(max_examples=60, deadline=None)
 def test_what_is_unknown_breaks_nothing_else(joint: Tokenizers, text: str) -> None:
-    """Also without bytes to spell it: ids in range, one end, text in one line, pieces that belong to the ids."""
+    """Without byte fallback, unknown text still gives ids in range, one </s>, one line of text, one piece per id."""
     tokenizer = joint.source
     (ids,) = tokenizer.encode([text])
     assert ids[-1] == EOS
@@ -140,7 +140,7 @@ def test_what_is_unknown_breaks_nothing_else(joint: Tokenizers, text: str) -> No
 @given(text=TEXT, seed=st.integers(0, 1000))
 @settings(max_examples=60, deadline=None)
 def test_pieces_of_a_sampled_segmentation_spell_the_line_too(joint: Tokenizers, text: str, seed: int) -> None:
-    """Unknown words included, so that they count as parts of the same words."""
+    """This includes unknown words, so that all pieces belong to the same words as without sampling."""
     tokenizer = joint.source
     line = f"the dog {text} sees"
     (surfaces,), (ids,) = tokenizer.surfaces([line]), tokenizer.sample([line], 0.3, [seed])
@@ -164,8 +164,8 @@ def test_whatever_a_model_writes_is_one_line_of_unicode(
 @pytest.mark.parametrize(
     ("line", "text"),
     [
-        ("a\ud800b \ud83d", "a\ufffdb \ufffd"),  # half of a surrogate pair is a broken character
-        ("a\nb\rc", "a b c"),  # bytes that spell a line end do not make one
+        ("a\ud800b \ud83d", "a\ufffdb \ufffd"),  # a lone surrogate becomes U+FFFD
+        ("a\nb\rc", "a b c"),  # byte pieces of an end of line become a space
     ],
 )
 def test_characters_that_lines_cannot_hold(
@@ -184,7 +184,7 @@ def test_a_line_of_a_million_characters_takes_seconds(
         began = time.process_time()
         (ids,) = tokenizer.encode([line])
         assert ids[-1] == EOS
-        assert time.process_time() - began < 5  # it is linear: about 0.2
+        assert time.process_time() - began < 5  # about 0.2 s, because the time is linear in the length
 
 
 @pytest.mark.parametrize("kind", ["unigram", "char", "word"])
@@ -251,7 +251,7 @@ def test_saved_models_come_back(joint: Tokenizers, tmp_path: Path) -> None:
 
 @pytest.fixture
 def foreign(tmp_path: Path) -> Callable[..., Path]:
-    """A model made with SentencePiece's own defaults: no padding, other ids."""
+    """Return a function that trains a model with SentencePiece's defaults: no padding token, other ids."""
 
     def make(**options: Any) -> Path:  # noqa: ANN401
         model = io.BytesIO()
@@ -298,7 +298,7 @@ def test_surfaces_show_unknown_pieces_as_they_are_written() -> None:
 SPACED = [
     ("the\xa0cat sees the dog", [["the\xa0cat"], ["sees"], ["the"], ["dog"]]),
     ("\xa0the  cat\xa0 dog", [["the"], ["cat"], ["dog"]]),
-    ("the \xa0 cat", [["the"], [], ["cat"]]),  # a word that normalization leaves nothing of
+    ("the \xa0 cat", [["the"], [], ["cat"]]),  # normalization leaves nothing of the second word
     ("the\tcat \u2581 dog\r the", [["the\tcat"], [], ["dog"], ["the"]]),
     ("THE\u2003CAT\u3000dog the", [["the\u2003cat\u3000dog"], ["the"]]),
 ]
@@ -349,7 +349,7 @@ def test_a_line_is_blank_if_it_shows_nothing() -> None:
     assert [text for text in blank + visible if is_blank(text)] == blank
 
 
-# Unknown words, copied from the source
+# Unknown words that are replaced by source words
 
 ZEBRA = ["▁the", "▁zebra", "▁sleeps", "</s>"]
 
@@ -358,8 +358,8 @@ ZEBRA = ["▁the", "▁zebra", "▁sleeps", "</s>"]
     ("pieces", "rows", "text"),
     [
         (["▁le", "<unk>", "▁dort", "</s>"], np.eye(4), "le zebra dort"),
-        (["<unk>"], np.array([[0.1, 0.2, 0.1, 0.6]]), "zebra"),  # the end is never copied
-        (["▁le", "<unk>"], np.zeros((2, 4)), "le<unk>"),  # attends to nothing
+        (["<unk>"], np.array([[0.1, 0.2, 0.1, 0.6]]), "zebra"),  # </s> has the largest weight, but is never copied
+        (["▁le", "<unk>"], np.zeros((2, 4)), "le<unk>"),  # all weights are 0
         (["<unk>"], np.eye(4)[[3]], "<unk>"),
     ],
 )

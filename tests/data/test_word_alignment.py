@@ -19,7 +19,7 @@ from nmt.data.word_alignment import (
 )
 
 LINKS = st.sets(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=12)
-GOLD = st.tuples(LINKS, LINKS).map(lambda pair: (pair[0], pair[0] | pair[1]))  # sure, possible
+GOLD = st.tuples(LINKS, LINKS).map(lambda pair: (pair[0], pair[0] | pair[1]))  # (sure links, possible links)
 PIECES = st.lists(st.sampled_from(["▁", "▁ab", "cd", "e", "</s>", "."]), min_size=1, max_size=10)
 
 
@@ -54,7 +54,7 @@ def test_bad_pharaoh_token_is_named(token: str) -> None:
 @settings(max_examples=30)
 @given(st.lists(st.tuples(LINKS, GOLD), max_size=4))
 def test_error_rate_by_definition(corpus: list[tuple[set[Link], tuple[set[Link], set[Link]]]]) -> None:
-    # Every link of the corpus with its sentence's number, so that the corpus is one large sentence.
+    # Pair each link with the number of its sentence, as if the corpus were one large sentence.
     proposed = {(n, link) for n, (links, _) in enumerate(corpus) for link in links}
     sure = {(n, link) for n, (_, gold) in enumerate(corpus) for link in gold[0]}
     possible = {(n, link) for n, (_, gold) in enumerate(corpus) for link in gold[1]}
@@ -88,7 +88,7 @@ def test_empty_sets() -> None:
         (["▁a", "b", "</s>"], [0, 0, 1]),
         (["▁a", "</s>", "b", "c"], [0, 1, 2, 2]),
         (["</s>", "</s>"], [0, 1]),
-        # An unknown piece is a word as it is in the text.
+        # An unknown piece counts as a word by itself.
         (["▁the", "<unk>", "▁sat", "<unk>", "▁water"], [0, 1, 2, 3, 4]),
         (["▁", "a", "<unk>", "b"], [0, 0, 1, 2]),
         (["▁", "<unk>", "</s>"], [0, 0, 1]),
@@ -119,7 +119,7 @@ def test_hard_alignment_takes_the_first_of_the_heaviest() -> None:
 
 
 def peaked(heaviest: Sequence[int], sources: int) -> np.ndarray:
-    """Rows of weights that sum to 1, with their maximum at the given columns."""
+    """Make rows of weights that sum to 1, with their maximum at the given columns."""
     return 0.1 / sources + 0.9 * np.eye(sources)[list(heaviest)]
 
 
@@ -131,7 +131,7 @@ def test_links_between_words() -> None:
 
 def test_end_of_sentence_has_no_links() -> None:
     source, target = ["▁a", "▁b", "</s>"], ["▁c", "▁d", "</s>"]
-    weights = peaked([2, 1, 0], 3)  # the first word attends to the source's end, the target's end to a word
+    weights = peaked([2, 1, 0], 3)  # ▁c attends to </s>, and </s> to ▁a
     assert attention_to_links(weights, target, source) == {(1, 1)}
 
 
