@@ -1,4 +1,4 @@
-"""Checkpoints that somebody made to do harm, or that merely are none of the run's."""
+"""Hostile checkpoints, made to do harm, and checkpoints that do not belong to the run."""
 
 import io
 import json
@@ -15,26 +15,26 @@ import torch
 
 from nmt.model.checkpoints import save_checkpoint
 
-MARK = "executed"  # a folder that code in a file would make
+MARK = "executed"  # the folder that hostile code makes if it is executed
 State = dict[str, Any]
 
 
 class Command:
-    """A pickle of this makes the folder when it is read with pickle.load."""
+    """An object whose pickle makes the folder MARK when pickle.load reads it."""
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return os.mkdir, (MARK,)
 
 
 class Storage:
-    """Stands for a record of the archive and the number of numbers that it is said to have."""
+    """A storage of torch that claims to hold `count` numbers."""
 
     def __init__(self, count: int) -> None:
         self.count = count
 
 
 class Claimed:
-    """A tensor with these sizes over a storage."""
+    """A tensor that claims a shape, stride and offset in a storage."""
 
     def __init__(self, storage: Storage, shape: tuple[int, ...], stride: tuple[int, ...], offset: int = 0) -> None:
         self.parts = (storage, offset, shape, stride, False, OrderedDict())
@@ -49,15 +49,15 @@ class _Pickler(pickle.Pickler):
 
 
 def before_an_archive(path: Path, state: State) -> None:
-    """zipfile finds the archive at the end, torch reads what stands at the beginning."""
+    """Write a file with two contents: zipfile finds the archive at its end, torch reads its beginning."""
     torch.save(state, path)
     good = path.read_bytes()
-    torch.save(state, path, _use_new_zipfile_serialization=False)  # harmless, but nobody looked
+    torch.save(state, path, _use_new_zipfile_serialization=False)  # harmless here, but unchecked
     path.write_bytes(path.read_bytes() + good)
 
 
 def archive(path: Path, state: object, record: bytes = bytes(64), packed: int = zipfile.ZIP_STORED) -> None:
-    """As torch writes it, but for what is in it."""
+    """Write a checkpoint archive as torch does, with any content."""
     buffer = io.BytesIO()
     if isinstance(state, bytes):
         buffer.write(state)
@@ -70,7 +70,7 @@ def archive(path: Path, state: object, record: bytes = bytes(64), packed: int = 
 
 
 def one(tensor: object) -> State:
-    """A checkpoint with this for a weight."""
+    """Make the content of a checkpoint whose only parameter is `tensor`."""
     return {"model": {"output.weight": tensor}, "step": 1, "scores": {}}
 
 
@@ -78,7 +78,7 @@ def _weights(state: State, change: Callable[[torch.Tensor], object]) -> State:
     return state | {"model": {name: change(weight) for name, weight in state["model"].items()}}
 
 
-# By name: writes a file at the path, given the content of an honest checkpoint.
+# Name of an attack -> function that writes the hostile file, given its path and the content of an honest checkpoint.
 ATTACKS: dict[str, Callable[[Path, State], object]] = {
     "pickle": lambda path, state: path.write_bytes(pickle.dumps(Command())),
     "pickle saved by torch": lambda path, state: torch.save(state | {"more": Command()}, path),
@@ -103,7 +103,7 @@ ATTACKS: dict[str, Callable[[Path, State], object]] = {
 
 
 def _with_header(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Changes the header of a safetensors file."""
+    """Change the header of a safetensors file."""
     content = path.read_bytes()
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
@@ -113,12 +113,12 @@ def _with_header(path: Path, change: Callable[[dict[str, Any]], object]) -> None
 
 
 def _first(header: dict[str, Any]) -> dict[str, Any]:
-    """The entry of the first tensor."""
+    """Return the header's entry of the first tensor."""
     entry: dict[str, Any] = next(value for name, value in header.items() if name != "__metadata__")
     return entry
 
 
-# The same for the weights of a validation.
+# The same for best.safetensors, the parameters that translate.
 WEIGHT_ATTACKS: dict[str, Callable[[Path, State], object]] = {
     "pickle": ATTACKS["pickle"],
     "pickle saved by torch": ATTACKS["pickle saved by torch"],

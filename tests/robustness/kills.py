@@ -1,4 +1,4 @@
-"""Processes that are killed: at a given change of the disk, or at a random moment; and what is compared afterwards."""
+"""Processes killed at a given change of the disk or at a random moment, and the comparison of their results."""
 
 import json
 import os
@@ -13,14 +13,14 @@ from forks import Work
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-TIMED = {"time", "train/tokens_per_second"}  # what measures time differs between equal runs
+TIMED = {"time", "train/tokens_per_second"}  # measurements of time, which differ between equal runs
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 def killed_at(work: Work, change: int, below: Path) -> Work:
-    """`work`, killing itself just before it changes the disk below a folder for so many a time, from 1.
+    """Return `work`, but kill its process just before the given change of the disk below a folder, counted from 1.
 
-    A change is a file opened to be written, renamed or removed, or a folder made.
+    A change opens a file for writing, renames or removes one, or makes a folder.
     """
 
     def watched() -> int:
@@ -32,7 +32,7 @@ def killed_at(work: Work, change: int, below: Path) -> Work:
 
 
 def counting(work: Work, below: Path, file: Path) -> Work:
-    """`work`, writing to a file how often it changed the disk below a folder."""
+    """Return `work`, but write to `file` how often it changes the disk below a folder."""
 
     def watched() -> int:
         changes = _Changes(below, lambda number: None)
@@ -46,7 +46,7 @@ def counting(work: Work, below: Path, file: Path) -> Work:
 
 
 class _Changes:
-    """Python tells each opening, renaming and removing before it is done."""
+    """An audit hook, which Python calls before it opens, renames or removes a file."""
 
     def __init__(self, below: Path, act: Callable[[int], object]) -> None:
         self.below, self.act, self.count = str(below), act, 0
@@ -65,7 +65,7 @@ class _Changes:
 
 
 def outcome(run: Path) -> dict[str, Any]:
-    """All that must be the same after kills, to the bit: by file."""
+    """Collect by file all results of a run that must have the same bits after kills."""
     found: dict[str, Any] = {}
     for path in sorted((run / "checkpoints").iterdir()):
         state = torch.load(path, weights_only=True)
@@ -89,7 +89,7 @@ def outcome(run: Path) -> dict[str, Any]:
 
 
 def curves(run: Path) -> dict[str, list[tuple[int, bytes]]]:
-    """What TensorBoard shows: of each curve, text, histogram or series of pictures its steps, values of curves."""
+    """Collect what TensorBoard shows: for each tag the steps, and for curves the values."""
     events = EventAccumulator(str(run / "tensorboard"), size_guidance={"tensors": 0})
     events.Reload()
     shown: dict[str, list[tuple[int, bytes]]] = {}
@@ -106,7 +106,7 @@ def curves(run: Path) -> dict[str, list[tuple[int, bytes]]]:
 
 
 def differing(one: Any, other: Any, name: str = "") -> list[str]:  # noqa: ANN401
-    """Names of what is not the same to the bit."""
+    """List the names of values whose bits differ."""
     if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
         return [line for key in one for line in differing(one[key], other[key], f"{name}/{key}")]
     if isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):

@@ -1,4 +1,4 @@
-"""Equal seeds and equal numbers of threads give equal bits, in processes of their own."""
+"""Runs in separate processes with equal seeds and numbers of threads give equal bits."""
 
 import os
 import subprocess
@@ -26,13 +26,13 @@ EVERY = [pytest.param(name, threads, marks=pytest.mark.slow) for name in CONFIGU
 
 
 def trained(home: Path, name: str, threads: int) -> dict[str, object]:
-    """All that a run leaves but for times, trained in a process with its own hash seed."""
+    """Train in a process with a random hash seed, and return all results of the run except times."""
     given = {word.partition("=")[0]: word for word in [*SMALL, *CONFIGURATIONS[name], f"threads={threads}"]}
     if "search=sampling" in given.values():
         del given["search.beam_size"]
     subprocess.run(
         [Path(sys.executable).parent / "nmt-train", *given.values(), f"hydra.run.dir={home}"],
-        # Passive: two threads that spin while they wait stand still on a machine that is busy otherwise.
+        # PASSIVE, because on a busy machine two threads that spin while they wait nearly stop.
         env=os.environ | {"PYTHONHASHSEED": "random", "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"},
         capture_output=True,
         check=True,

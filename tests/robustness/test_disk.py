@@ -1,5 +1,7 @@
-"""Full disks, folders that must not be written to, too many open files, clocks that go back: told in one line, nothing
-lost, and the run goes on once there is room."""
+"""Full disks, read-only folders, too many open files and clocks that go back.
+
+Each gives an error of one line and loses nothing; the run can go on once there is room.
+"""
 
 import logging
 import os
@@ -20,7 +22,7 @@ from nmt.training.journal import log_to_file
 
 
 def command(folder: Path, *overrides: str, before: Callable[[], object] = lambda: None) -> Work:
-    """nmt-train, as a user calls it, in folder/run."""
+    """Return a function that runs nmt-train, as a user calls it, in folder/run."""
     words = ["nmt-train", *RECIPE, f"data.cache_dir={folder / 'cache'}", f"hydra.run.dir={folder / 'run'}", *overrides]
 
     def work() -> int:
@@ -38,7 +40,7 @@ def command(folder: Path, *overrides: str, before: Callable[[], object] = lambda
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that nothing disturbed."""
+    """Train a run without interruption."""
     folder = tmp_path_factory.mktemp("whole")
     output = folder.with_suffix(".txt")
     assert ended(forked(command(folder), output)) == 0, output.read_text()
@@ -53,7 +55,7 @@ def same(folder: Path, whole: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A folder with a file system of its own."""
+    """Mount a small file system of 1 MB on a folder."""
     folder = tmp_path / "disk"
     folder.mkdir()
     made = subprocess.run(
@@ -71,7 +73,7 @@ def remount(folder: Path, options: str) -> None:
 
 @pytest.mark.slow
 def test_a_full_disk_stops_the_run_and_room_lets_it_go_on(small_disk: Path, whole: Path, tmp_path: Path) -> None:
-    """From a disk too small for the first file to one that is large enough, growing in small steps."""
+    """The disk grows in small steps, from too small for the first file to large enough for the whole run."""
     needed = sum(path.stat().st_size for path in whole.rglob("*") if path.is_file()) // 1024
     messages = []
     for size in (8, 40, *range(64, 4 * needed, needed // 8)):
@@ -95,7 +97,7 @@ def test_a_full_disk_stops_the_run_and_room_lets_it_go_on(small_disk: Path, whol
 
 @pytest.mark.system
 def test_a_file_that_must_not_grow_leaves_the_old_one(tmp_path: Path) -> None:
-    """What a quota does, with what every system has: a limit on the size of files."""
+    """Simulates a disk quota by a limit on the size of files."""
     path, output = tmp_path / "last.pt", tmp_path / "output.txt"
     write_atomically(path, lambda file: torch.save({"weights": torch.zeros(10)}, file))
     before = path.read_bytes()

@@ -1,4 +1,4 @@
-"""Killed at any moment and started again, a run ends in the same bits as one that nothing disturbed."""
+"""A run that is killed at any moment and started again ends with the same bits as an uninterrupted run."""
 
 import random
 import time
@@ -14,8 +14,8 @@ from kills import counting, curves, differing, killed_at, outcome
 from nmt.config.compose import validated
 from nmt.config.schema import TrainConfig
 
-pytestmark = [pytest.mark.slow, pytest.mark.system]  # tests/training kills runs within its process
-# Validations, checkpoints between them, a schedule with memory, dropout, drawn segmentations.
+pytestmark = [pytest.mark.slow, pytest.mark.system]  # tests/training has fast tests of interruptions within one process
+# A run with validations, checkpoints between them, a schedule that has a state, dropout and sampled segmentations.
 RECIPE = [
     *TINY,
     "training.max_epochs=2",
@@ -30,7 +30,7 @@ RECIPE = [
 
 
 class Scene(NamedTuple):
-    """A recipe that runs below a folder."""
+    """A folder, and the training with RECIPE that runs in it."""
 
     folder: Path
     run: Path
@@ -54,11 +54,11 @@ def scene(folder: Path) -> Scene:
 
 
 class Whole(NamedTuple):
-    """The run that nothing disturbed."""
+    """The results of the uninterrupted run."""
 
     outcome: dict[str, object]
     curves: dict[str, list[tuple[int, bytes]]]
-    changes: int  # of the disk
+    changes: int  # number of changes of the disk
     seconds: float
 
 
@@ -71,7 +71,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
 
 
 def same(made: Scene, whole: Whole) -> None:
-    expected = {**whole.outcome, "config.yaml": outcome(made.run)["config.yaml"]}  # it names the folder of the cache
+    expected = {**whole.outcome, "config.yaml": outcome(made.run)["config.yaml"]}  # names another cache folder
     assert differing(expected, outcome(made.run)) == []
     assert curves(made.run) == whole.curves
     assert not list(made.folder.rglob("*.part"))
@@ -96,7 +96,7 @@ def test_killed_before_each_change_of_the_disk(part: int, whole: Whole, tmp_path
 
 @pytest.mark.parametrize("seed", range(6))
 def test_killed_at_random_moments(seed: int, whole: Whole, tmp_path: Path) -> None:
-    """At least ten kills each, most runs more than once."""
+    """Kills at least ten times per seed; most runs are killed more than once."""
     draw = random.Random(seed)
     kills = runs = 0
     while kills < 10:

@@ -1,4 +1,4 @@
-"""Nothing connects anywhere, unless a corpus of the hub is asked for; what is served, is so to this machine alone."""
+"""Commands open no network connection, except for a corpus of the hub; nmt-serve listens on this machine only."""
 
 import os
 import subprocess
@@ -29,7 +29,7 @@ for owner, name in ((socket.socket, "connect"), (socket.socket, "connect_ex"), (
 
 
 def watched(home: Path, *command: str | Path, stdin: bytes = b"") -> tuple[subprocess.CompletedProcess[bytes], str]:
-    """Run a command; returns also where it would have connected to."""
+    """Run a command. Returns its result and the addresses that it tried to connect to."""
     (home / "watch").mkdir(exist_ok=True)
     (home / "watch" / "sitecustomize.py").write_text(WATCH)
     log = home / "network.log"

@@ -1,4 +1,4 @@
-"""A run's config.yaml that was damaged, by hand or by a disk, is refused in one line; nothing in it is called."""
+"""A damaged config.yaml of a run is refused in one line, and nothing that it names is called."""
 
 import copy
 import random
@@ -73,7 +73,7 @@ def test_a_hostile_file_is_refused_in_one_line(name: str, tmp_path: Path, monkey
 
 @pytest.mark.parametrize("count", [400, pytest.param(30_000, marks=pytest.mark.slow)])
 def test_damaged_values_are_refused_in_a_line_each(count: int, values: dict[str, Any]) -> None:
-    """Values in the place of others: taken as they stand, or refused by their keys."""
+    """Replaces random values by wrong ones: each is either used as it is, or refused with its key."""
     rng, keys = (
         random.Random(count),
         [*dict(flatten(values)), *(key for key in values if isinstance(values[key], dict))],
@@ -92,7 +92,7 @@ def test_damaged_values_are_refused_in_a_line_each(count: int, values: dict[str,
         taken += 1
         given = dict(flatten(with_values({}, {key: value})))
         now = dict(flatten(config.model_dump(mode="json")))
-        # A single name stands for a list, or for both languages; a number may be a name.
+        # A single name may become a list or a pair of languages, and a number may become a name.
         read = [str(value), *([each] * n for each in (value, str(value)) for n in (1, 2))]
         assert {name: now[name] for name in given} == given or now[key] in read, (key, value)
     assert taken > count / 50

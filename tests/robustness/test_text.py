@@ -1,4 +1,4 @@
-"""Broken and odd corpora: each is read right, with the stated count, or refused in one line with file and line."""
+"""Damaged and unusual corpora: read with the expected counts, or refused in one line that names file and line."""
 
 import gzip
 import io
@@ -16,7 +16,7 @@ from nmt.config.schema import TrainConfig
 from nmt.data.prepare import prepare
 from nmt.data.prepared import Prepared
 
-pytestmark = pytest.mark.no_cover  # hundreds of corpora through the same lines, which tests of data cover
+pytestmark = pytest.mark.no_cover  # runs hundreds of corpora through code that tests/data covers
 PAIRS = [(f"the number {n} and word{n % 7} here", f"le nombre {n} et mot{n % 7} ici") for n in range(60)]
 ENGLISH = "".join(f"{source}\n" for source, _ in PAIRS).encode()
 FRENCH = "".join(f"{target}\n" for _, target in PAIRS).encode()
@@ -35,11 +35,11 @@ PARQUET = parquet([source for source, _ in PAIRS])
 
 
 class Case(NamedTuple):
-    """A training corpus and what comes of it."""
+    """A training corpus and the expected outcome."""
 
     name: str
-    content: bytes | tuple[bytes, bytes] | None  # of one table, or of the two sides; None: a folder
-    outcome: str | dict[str, int]  # what the error says, or pairs kept and dropped
+    content: bytes | tuple[bytes, bytes] | None  # a table, a (source, target) pair, or None for a folder
+    outcome: str | dict[str, int]  # a text of the error, or the counts of pairs kept and dropped
     file: str = "train"
     options: tuple[str, ...] = ()
 
@@ -49,7 +49,7 @@ def kept(count: int, **dropped: int) -> dict[str, int]:
 
 
 def odd(name: str, line: str | bytes, outcome: str | dict[str, int] | None = None, *options: str) -> Case:
-    """One more line, whose translation is "x y"."""
+    """Make a case with one additional line, whose translation is "x y"."""
     raw = line if isinstance(line, bytes) else line.encode()
     return Case(name, (ENGLISH + raw + b"\n", FRENCH + b"x y\n"), outcome or kept(61), options=options)
 
@@ -126,7 +126,7 @@ def settings(home: Path, *options: str) -> list[str]:
 
 
 def made(home: Path, *options: str) -> Prepared:
-    """The prepared corpus. Folders are inserted after composing, which is then done once for equal options."""
+    """Prepare the corpus. Folders are inserted after composing, so that the composed values can be cached."""
     values = values_of("train", settings(Path("HOME"), *(option.replace(str(home), "HOME") for option in options)))
     for key in ("train", "validation", "cache_dir"):
         values["data"][key] = values["data"][key].replace("HOME", str(home))
@@ -135,7 +135,7 @@ def made(home: Path, *options: str) -> Prepared:
 
 
 def written(home: Path, case: Case) -> str:
-    """The option that names the corpus."""
+    """Write the corpus of a case, and return the option that names it."""
     path = home / case.file
     if isinstance(case.content, tuple):
         for lang, content in zip(("en", "fr"), case.content, strict=True):

@@ -1,5 +1,8 @@
-"""Runs and checkpoints from elsewhere: nothing in them is executed, no memory is taken for bytes that they lack, no
-link leads out of them, and what does not fit is told in one line."""
+"""Runs and checkpoints from untrusted sources.
+
+Nothing in them is executed, no memory is allocated for bytes that they only claim, no link leads out of them, and each
+error is one line.
+"""
 
 import os
 import shutil
@@ -43,7 +46,7 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(honest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy in an empty folder, and a file outside of it that nobody may touch."""
+    """Copy a run into an empty folder, beside a secret file that nothing may read or change."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "file").write_text(f"{SECRET}\n")
@@ -56,7 +59,7 @@ def state_of(path: Path) -> State:
 
 
 def refused(call: Callable[[], object], match: str = UNFIT) -> None:
-    """Refused in one line, which does not show what is in other files; nothing was executed or written outside."""
+    """Assert a one-line error that does not show the secret, and that nothing was executed or written elsewhere."""
     with pytest.raises(UserError, match=match) as error:
         call()
     message = str(error.value)
@@ -73,7 +76,7 @@ def resume(run: Path, max_steps: int = 5) -> None:
     fitted(config.model_copy(update={"training": longer}), run)
 
 
-@pytest.mark.filterwarnings("ignore")  # of torch: how the hostile files are made
+@pytest.mark.filterwarnings("ignore")  # torch warns where the test writes hostile files
 @pytest.mark.parametrize("attack", WEIGHT_ATTACKS)
 def test_a_hostile_checkpoint_is_not_translated_with(attack: str, run: Path) -> None:
     best = run / "checkpoints" / "best.safetensors"
@@ -213,7 +216,7 @@ def test_more_bytes_than_a_record_may_have_are_not_read(run: Path) -> None:
         ("tokenizer.model", Translator.load),
     ):
         kept = (run / name).read_bytes()
-        os.truncate(run / name, 2**40)  # takes no room on the disk
+        os.truncate(run / name, 2**40)  # a sparse file, which takes no space
         refused(lambda use=use: use(run), "has 1,099,511,627,776 bytes, more than the limit")
         (run / name).write_bytes(kept)
 
