@@ -1,8 +1,8 @@
-"""CUDA tensors without data on a machine without a GPU: they know shapes, types and devices, and compute nothing.
+"""CUDA tensors without data, for machines without a GPU: they have shapes, types and devices, but compute nothing.
 
-Tensors on the CPU stay real; a copy from the device holds zeros, unless it is of an unchanged copy to the device. What
-happens on the device is recorded: the kernels, and each place of the program that waits for the device. For a process
-of its own, with the library built from fake_cuda.cpp preloaded.
+Tensors on the CPU stay real. A copy from the device holds zeros, unless its tensor is an unchanged copy of one on the
+host. The kernels, and the places in the program that wait for the device, are recorded. This needs a separate process
+that preloads the library built from fake_cuda.cpp.
 """
 
 import traceback
@@ -22,21 +22,21 @@ from nmt.model import recurrent
 CUDA = torch.device("cuda")
 PACKAGE = Path(recurrent.__file__).parents[1]
 aten = torch.ops.aten
-# On a GPU the number of results depends on the values: the host waits for it.
+# Operations whose number of results depends on values: the host waits for this number.
 SIZES = {aten.nonzero.default, aten._unique2.default, aten.bincount.default, aten.masked_select.default}
 NO_KERNEL = {"detach", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view"}
 
 
 class FakeCUDA(TorchDispatchMode):
-    """Runs operations with a CUDA tensor, or that make one, without data, all others as they are."""
+    """Runs without data the operations that read or make a CUDA tensor, and all others as usual."""
 
     def __init__(self) -> None:
         super().__init__()
         self.fake = FakeTensorMode(allow_non_fake_inputs=False)
         self.kernels: Counter[str] = Counter()
-        self.waits: Counter[str] = Counter()  # by place in the package
-        self.transfers: Counter[str] = Counter()  # copies between host and device, by place, also without waiting
-        self.copies: list[tuple[Tensor, Tensor]] = []  # on the device, and what on the host they are copies of
+        self.waits: Counter[str] = Counter()  # number of waits by place in the package
+        self.transfers: Counter[str] = Counter()  # copies between host and device by place
+        self.copies: list[tuple[Tensor, Tensor]] = []  # (tensor on the device, tensor on the host it was copied from)
 
     def __torch_dispatch__(
         self,
@@ -62,7 +62,7 @@ class FakeCUDA(TorchDispatchMode):
             raise AssertionError(f"{func}: its size depends on values on the device ({_place()})")
         if func.namespace == "aten" and not _is_view(func) and func.overloadpacket.__name__ not in NO_KERNEL:
             self.kernels[func.overloadpacket.__name__] += 1
-        # A number without dimensions may stay on the CPU.
+        # A tensor without dimensions may stay on the CPU.
         args, kwargs = tree_map(self._number, (args, kwargs))
         with self.fake:
             return func(*args, **kwargs)
@@ -89,7 +89,7 @@ class FakeCUDA(TorchDispatchMode):
 
 
 def _place() -> str:
-    """The innermost line of the package that is being executed."""
+    """Return the file and function of the innermost frame within the package."""
     for frame in reversed(traceback.extract_stack()):
         if Path(frame.filename).is_relative_to(PACKAGE):
             return f"{Path(frame.filename).relative_to(PACKAGE)}, {frame.name}"
@@ -102,7 +102,7 @@ def _is_view(func: Any) -> bool:  # noqa: ANN401
 
 
 def on_cuda(module: nn.Module, mode: FakeCUDA) -> nn.Module:
-    """Moves a module's parameters and buffers; those shared by several modules stay shared."""
+    """Move a module's parameters and buffers to the device; shared ones stay shared."""
     moved: dict[Tensor, Tensor] = {}
     for each in module.modules():
         for parts, wrap in ((each._parameters, nn.Parameter), (each._buffers, lambda tensor: tensor)):
@@ -116,10 +116,10 @@ def on_cuda(module: nn.Module, mode: FakeCUDA) -> nn.Module:
 
 
 def replace_libraries(replace: Callable[[object, str, object], None]) -> None:
-    """What needs a GPU's own libraries, by something with the same shapes, types and devices."""
+    """Replace what needs a GPU's libraries by functions with the same shapes, types and devices."""
     replace(recurrent, "_run_torch", _run_torch)
     replace(Tensor, "pin_memory", lambda tensor: tensor)
-    torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device="cuda") copies where the mode sees it
+    torch._C._set_only_lift_cpu_tensors(True)  # so that the mode sees copies by torch.tensor(..., device="cuda")
     replace(torch.cuda, "_lazy_init", lambda: None)
     replace(torch.cuda, "is_available", lambda: True)
     replace(torch.cuda, "is_bf16_supported", lambda *_, **__: True)
@@ -129,11 +129,11 @@ def replace_libraries(replace: Callable[[object, str, object], None]) -> None:
     kernels.impl("_thnn_fused_gru_cell_backward", _gru_cell_backward)
     kernels.impl("_thnn_fused_lstm_cell", _lstm_cell)
     kernels.impl("_thnn_fused_lstm_cell_backward_impl", _lstm_cell_backward)
-    replace(recurrent, "kernels", kernels)  # they are there as long as this
+    replace(recurrent, "kernels", kernels)  # keeps the kernels registered
 
 
 def _run_torch(rnn: Any, inputs: Tensor, lengths: Tensor | None, start: Any) -> Any:  # noqa: ANN401
-    """In place of cuDNN: a function of inputs, first state and weights with the outputs' shapes."""
+    """Stand in for cuDNN: return tensors of the right shapes that depend on inputs, initial state and parameters."""
     assert lengths is None or (lengths.device.type == "cpu" and not isinstance(lengths, FakeTensor))
     D, H = 2 if rnn.bidirectional else 1, rnn.hidden_size
     total = inputs.sum(-1, keepdim=True) + sum(parameter.sum().to(inputs.dtype) for parameter in rnn.parameters())
@@ -145,7 +145,7 @@ def _run_torch(rnn: Any, inputs: Tensor, lengths: Tensor | None, start: Any) -> 
 
 
 def _gru_cell(gates: Tensor, recurrent: Tensor, hidden: Tensor, *biases: None) -> tuple[Tensor, Tensor]:
-    """The shapes of a kernel that only a GPU has, with its checks."""
+    """Stand in for a kernel that only GPUs have, with its checks and the shapes of its results."""
     rows, width = hidden.shape
     assert gates.dtype == recurrent.dtype == hidden.dtype
     assert gates.shape == recurrent.shape == (rows, 3 * width)

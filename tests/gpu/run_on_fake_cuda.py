@@ -1,11 +1,11 @@
-"""Runs updates and searches on fake CUDA tensors and prints as JSON what the device would have done.
+"""Run updates and searches on fake CUDA tensors, and print as JSON what the device would do.
 
     LD_PRELOAD=LIBRARY python run_on_fake_cuda.py CASE...
 
-LIBRARY: fake_cuda.cpp, compiled. CASE: overrides of nmt-train separated by spaces, or plant=item|device, a fault in all
-further cases. A line of JSON each: the kernels per target step, forward and backward, the places that wait for the
-device, with their number, in an update and in a step of each search, and the places of a recorded update that wait or
-copy between host and device.
+LIBRARY: the compiled fake_cuda.cpp. CASE: overrides of nmt-train separated by spaces, or plant=item|device, which
+plants a fault in all further cases. Each case prints a line of JSON: the kernels per target step, forward and backward;
+the places that wait for the device, with their number, in an update and in a step of each search method; and the places
+of a recorded update that wait or copy between host and device.
 """
 
 import json
@@ -36,15 +36,15 @@ from nmt.translate.sampling import rollout
 from nmt.translate.search import Limits, SearchBatch, Symbols
 
 PAD, BOS, EOS, V = 0, 2, 3, 50
-LATE = 10_000  # the number of an update after the start of every loss
+LATE = 10_000  # an update at which all loss terms have started
 PENALTY = Scorer("average", 1.0)
 TARGET = cast(Any, SimpleNamespace(pad=PAD, bos=BOS, eos=EOS))
 TOKENIZERS = cast(Any, SimpleNamespace(source=TARGET, target=TARGET))
-Counts = tuple[int, dict[str, int]]  # kernels, waits
+Counts = tuple[int, dict[str, int]]  # number of kernels; place -> number of waits
 
 
 def batch_of(steps: int, guided: bool) -> Batch:
-    """Three pairs, the longest target of so many tokens."""
+    """Make a batch of three pairs; the longest target has `steps` tokens."""
     rng = np.random.default_rng(0)
     source, target = ([[*rng.integers(4, V, n - 1), EOS] for n in each] for each in ((9, 5, 3), (steps, 2, 3)))
     batch = collate(source, target, TOKENIZERS, np.arange(3))
@@ -64,7 +64,7 @@ def trainer_of(mode: FakeCUDA, config: schema.TrainConfig, machine: Machine) -> 
     teachers = [model] if config.objective.kind == "distillation" else []
     with mode:
         objective = Objective(model, config, PAD, teachers)
-    # Not capturable or fused: torch checks these against a real device.
+    # SGD, because torch checks capturable and fused optimizers against a real device.
     values = SGD.model_validate({"kind": "sgd", "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0})
     training = config.training.model_copy(update={"max_grad_norm": 1.0, "cuda_graphs": 0})
     config = config.model_copy(update={"optimizer": values, "training": training})
@@ -72,7 +72,7 @@ def trainer_of(mode: FakeCUDA, config: schema.TrainConfig, machine: Machine) -> 
 
 
 def update_counts(mode: FakeCUDA, config: schema.TrainConfig, machine: Machine, steps: int) -> tuple[int, Counts]:
-    """Kernels of the forward pass alone, and counts of a whole update."""
+    """Count the kernels of the forward pass, and the kernels and waits of a whole update."""
     trainer = trainer_of(mode, config, machine)
     batch = batch_of(steps, config.training.guided_alignment > 0)
 
@@ -84,7 +84,7 @@ def update_counts(mode: FakeCUDA, config: schema.TrainConfig, machine: Machine, 
 
 
 def recorded_transfers(mode: FakeCUDA, config: schema.TrainConfig, machine: Machine) -> list[str] | None:
-    """Places that wait or copy within the passes of a late update that a graph would record; None: it would not."""
+    """List the places that wait or copy within the passes that a graph would record; None if it would record none."""
     trainer = trainer_of(mode, config, machine)
     if not trainer.objective.can_be_recorded(LATE):
         return None
@@ -127,7 +127,7 @@ def added(more: dict[str, int], fewer: dict[str, int]) -> dict[str, int]:
 
 
 def plant(fault: str) -> None:
-    """A fault in the readout, to see that it is reported: "item" waits for the device, "device" mixes devices."""
+    """Plant a fault in the readout that tests must report: "item" waits for the device, "device" mixes devices."""
     read_out = Readout.forward
 
     def faulty(self: Readout, state: Tensor, context: Tensor | None, word: Tensor) -> Tensor:
@@ -141,7 +141,7 @@ def plant(fault: str) -> None:
 
 
 def measure(overrides: list[str]) -> dict[str, Any]:
-    """Of one configuration: counts of an update and of the searches, and what one more step adds."""
+    """Measure a configuration: the counts of an update and of the search methods, and what one more step adds."""
     mode = FakeCUDA()
     config = validated(schema.TrainConfig, values_of("train", [*TINY, "device=cuda", *overrides]))
     machine = Machine(CUDA, config.precision)
@@ -149,7 +149,7 @@ def measure(overrides: list[str]) -> dict[str, Any]:
     shorter_forward, shorter_update = update_counts(mode, config, machine, 3)
     searches = {}
     wanted = {"greedy": (1, 1), "beam": (3, 1)}
-    if len(overrides) > 2:  # more than an attention and a precision
+    if len(overrides) > 2:  # the large cases also test an ensemble
         wanted["ensemble"] = (3, 2)
     for name, (beam, members) in wanted.items():
         two, three = (search_counts(mode, config, machine, steps, beam, members) for steps in (2, 3))
@@ -164,15 +164,15 @@ def measure(overrides: list[str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the cases of the command line."""
     replace_libraries(setattr)
     for case in sys.argv[1:]:
         if case.startswith("plant="):
             plant(case.removeprefix("plant="))
         else:
             print(json.dumps({"case": case, **measure(case.split())}), flush=True)
-    # Skips the interpreter's shutdown: autograd's thread may still be freeing the last pass, with a mode in Python, and
-    # would then abort the process.
+    # Exit without the interpreter's shutdown: autograd's thread may still free the last pass through the Python mode,
+    # which would abort the process.
     os._exit(0)
 
 

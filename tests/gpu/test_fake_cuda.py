@@ -1,5 +1,7 @@
-"""The path of a GPU, on CUDA tensors without data: devices, waits for the device, kernels per step. Says nothing about
-numbers and speed."""
+"""The code for GPUs, run on CUDA tensors without data: devices, waits for the device, kernels per step.
+
+These tests say nothing about results and speed.
+"""
 
 import json
 import os
@@ -15,9 +17,9 @@ import torch
 from nmt.config.compose import config_dir
 
 HERE = Path(__file__).parent
-MOST_KERNELS = 40, 60  # of a target step, forward and backward: what monotonic attention and entmax take in bf16
+MOST_KERNELS = 40, 60  # limits per target step, forward and backward, which monotonic attention and entmax need in bf16
 LATENT = {"marginal", "posterior", "variational", "hard_monotonic"}
-SLOWER = {"fertility", "gaussian_mixture", "linear_chain", "mocha"}  # of more kernels
+SLOWER = {"fertility", "gaussian_mixture", "linear_chain", "mocha"}  # need more kernels
 PRESETS = sorted({path.stem for path in (config_dir() / "attention").glob("*.yaml")} - LATENT - SLOWER)
 EVERYTHING = (
     "embedding.word_dropout=0.1 decoder.lexical=true decoder.fixnorm=true decoder.bridge=mean "
@@ -25,7 +27,7 @@ EVERYTHING = (
 )
 for side in ("encoder", "decoder"):
     EVERYTHING += f" {side}=lstm {side}.layers=2 {side}.residual=true"
-# Their passes are recorded as a graph, but for those that draw by the sentence or read other models.
+# Configurations whose passes a graph records, except those that draw numbers per sentence or read other models.
 RECORDED = [
     EVERYTHING + " attention=nematus",
     EVERYTHING + " attention=multihead attention/score=additive attention/coverage=linear",
@@ -36,16 +38,16 @@ NOT_RECORDED = [
     "attention=hard",
 ]
 BEAM = {"translate/beam.py, _best: copy to the host": 1}
-WAITS = {  # of a step
+WAITS = {  # search method -> the waits of one step
     "greedy": {"translate/sampling.py, rollout: copy to the host": 1},
     "beam": BEAM,
-    "ensemble": BEAM,  # its models read the same tokens
+    "ensemble": BEAM,  # all its models read the same tokens
 }
 
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """fake_cuda.cpp, compiled; workers share it."""
+    """Compile fake_cuda.cpp once for all test workers."""
     compiler = shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         pytest.skip("no C++ compiler")
@@ -71,8 +73,8 @@ def run(library: Path, *cases: str) -> "subprocess.CompletedProcess[str]":
 
 
 def keeps_the_laws(result: dict[str, Any]) -> bool:
-    """An update asks once whether its gradient is finite, a step of a search which tokens it has chosen. A recorded
-    update neither waits nor copies."""
+    """Check the waits: an update waits only to learn whether its gradient is finite, a step of a search only for the
+    tokens that it chose, and a recorded update neither waits nor copies."""
     return (
         {place.rpartition(":")[0] for place in result["update waits"]} == {"training/trainer.py, update"}
         and all(search["waits of a step"] == WAITS[name] for name, search in result["searches"].items())

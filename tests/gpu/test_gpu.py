@@ -1,6 +1,6 @@
-"""A GPU computes what the CPU computes: every preset trains, is interrupted, resumes and translates there.
+"""A GPU gives the results of the CPU: every preset trains on it, is interrupted, resumes and translates.
 
-`make test-gpu`, on a machine with a CUDA GPU.
+Run by `make test-gpu` on a machine with a CUDA GPU.
 """
 
 import json
@@ -36,9 +36,9 @@ DEVICE = "cuda"
 UPDATES, INTERRUPTED_AT = 50, 20
 SIZES = ["data.train_size=2000", "data.test_size=64", "validation.every=25", "validation.unit=steps"]
 PRESETS = sorted(path.stem for path in (config_dir() / "attention").glob("*.yaml"))
-CLOSE: dict[str, Any] = {"rtol": 2e-2, "atol": 2e-2}  # cuDNN computes in TF32
+CLOSE: dict[str, Any] = {"rtol": 2e-2, "atol": 2e-2}  # tolerance, because cuDNN computes in TF32
 STILL = ["embedding.dropout=0", "encoder.dropout=0", "decoder.dropout=0"]
-RANDOM = {"hard", "gumbel", "monotonic", "mocha"}  # they sample positions or noise in training, and translate by argmax
+RANDOM = {"hard", "gumbel", "monotonic", "mocha"}  # sample positions or noise in training, take the argmax in search
 
 pytestmark = [
     pytest.mark.gpu,
@@ -47,7 +47,7 @@ pytestmark = [
 
 
 def train(run: Path, *words: str, stop_at: int | None = None) -> None:
-    """nmt-train, with Ctrl-C once it has logged this step."""
+    """Run nmt-train, and send Ctrl-C once it has logged step `stop_at`."""
     tiny = [word for word in TINY if not word.startswith(("device=", "training.max_epochs="))]
     overrides = [*tiny, *SIZES, f"training.max_steps={UPDATES}", f"device={DEVICE}", f"hydra.run.dir={run}", *words]
     entry = "from nmt.cli.entry import train; train()"
@@ -85,7 +85,7 @@ def test_a_preset_learns_resumes_and_translates_as_on_the_cpu(name: str, tmp_pat
     close = 0
     for one, other in zip(there.score(sources, targets), here.score(sources, targets), strict=True):
         close += one.log_prob == pytest.approx(other.log_prob, rel=1e-3)
-    # Hard attention sometimes chooses between nearly equal positions.
+    # Hard attention sometimes chooses among nearly equal positions, where rounding decides.
     assert close >= (0.95 if name in RANDOM else 1.0) * len(sources)
     pairs = zip(there.translate(sources), here.translate(sources), strict=True)
     assert sum(one.text == other.text for one, other in pairs) >= 0.95 * len(sources)
@@ -114,7 +114,7 @@ def test_a_preset_s_gradient_is_that_of_the_cpu(name: str) -> None:
 
 
 def updated(name: str, graphs: int, *more: str) -> tuple[list[Tensor], GraphedPasses]:
-    """The losses and gradient norms of 20 updates, with or without graphs, and what records them."""
+    """Return the losses and gradient norms of 20 updates, with or without graphs, and the recorder of the passes."""
     overrides = [word for word in TINY if not word.startswith("device=")]
     given = [f"device={DEVICE}", f"attention={name}", "optimizer.lr=0.002", "schedule=constant", *more]
     config = validated(TrainConfig, values_of("train", [*overrides, "training.cuda_graphs=40", *given]))
@@ -160,7 +160,7 @@ def test_training_goes_on_after_a_recording_that_fails(monkeypatch: pytest.Monke
 
 
 def test_operations_of_their_own_on_a_gpu() -> None:
-    """The gates of a GRU and an LSTM by one kernel, energies by tanh."""
+    """Compares the fused gates of GRU and LSTM, and additive energies, on the GPU and the CPU."""
     operations = {
         gru_gates: [(3, 12), (3, 12), (3, 4)],
         lambda *each: torch.cat(lstm_gates(*each)): [(3, 16), (3, 16), (3, 4)],
