@@ -1,4 +1,4 @@
-"""Run directories as training leaves them, without training."""
+"""Run directories as training leaves them, written without training."""
 
 import json
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ SOURCES = [f"source {number} {'word ' * (number % 12)}".strip() for number in ra
 
 
 def worsened(every: int) -> list[str]:
-    """The references, with two words exchanged in every so many of them."""
+    """Return the references with two words exchanged in every `every`-th line."""
     lines = [line.split() for line in REFERENCES]
     for line in lines[::every]:
         line[1], line[2] = line[2], line[1]
@@ -44,7 +44,7 @@ FIGURES: dict[str, Any] = {
         "random": [1.0, 0.9, 0.8, 0.7, 0.6, 0.5],
     },
 }
-UNEXPLAINED: dict[str, Any] = {  # by a model without attention
+UNEXPLAINED: dict[str, Any] = {  # the figures of a model without attention
     **FIGURES,
     **dict.fromkeys(["tau", "aer_attention", "area_attention"]),
     "curves": {order: FIGURES["curves"][order] for order in ("saliency", "random")},
@@ -52,14 +52,14 @@ UNEXPLAINED: dict[str, Any] = {  # by a model without attention
 
 
 def explain(path: Path, figures: object = None, **changes: object) -> None:
-    """Add the figures of faithfulness=true to the results of a run."""
+    """Add to a run's results the figures that nmt-evaluate faithfulness=true computes."""
     run = RunDirectory(path)
     entry = json.loads(run.results.read_text())["test"]
     run.update_json(run.results, {"test": {**entry, "faithfulness": figures or {**FIGURES, **changes}}})
 
 
 def make_run(path: Path, hypotheses: Sequence[str], *overrides: str, gold: bool = True, curve: bool = True) -> Path:
-    """A finished run with this output on the test set."""
+    """Write a finished run with these hypotheses on the test set."""
     run, values = RunDirectory(path), _values(overrides)
     for folder in (run.path, run.data, run.hypotheses, run.alignments):
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Ranking, means over seeds, tests against the baseline, and examples."""
+"""Comparisons: ranking, means over seeds, significance tests against the baseline, and examples."""
 
 import statistics
 from collections.abc import Sequence
@@ -105,7 +105,7 @@ def test_a_system_is_tested_with_the_variance_of_its_seeds_and_that_of_sentences
 
 
 def field_of(**every: Sequence[int]) -> list[Entry]:
-    """Systems by name, with one run for each number of sentences between two bad ones."""
+    """Make systems by name, with one run for each number: every so many sentences, one is bad."""
     return [
         Entry(f"{name}{seed}", worsened(step), seed, name, {"attention": name})
         for name, steps in every.items()
@@ -133,7 +133,7 @@ def test_all_pairs_are_tested_and_grouped_by_letters() -> None:
     letters = {row["name"]: row["letters"] for row in found["systems"]}
     for row in found["differences"]:
         assert (row["p"] < 0.05) == (not set(letters[row["system"]]) & set(letters[row["baseline"]]))
-        assert row["difference"] < 0  # from the better of the two
+        assert row["difference"] < 0  # the baseline of a row is the better system
     assert letters["best"] == letters["close"] == "a"
     assert "a" not in letters["worst"]
     assert {row["p_bootstrap"] for row in found["runs"]} == {None}
@@ -167,15 +167,16 @@ def trained(name: str, seed: int, update_seconds: float, curve: dict[int, float]
 
 
 def test_at_an_equal_budget_scores_are_read_from_the_learning_curves() -> None:
-    """The fastest needs 20 updates of 1.5 s, the mean of its seeds: the other has made 30 / 4 updates then."""
+    """20 updates of the fastest system take 30 s, the mean of its seeds. The other system makes 7.5 in this time."""
     given = [trained("fast", seed, seconds, {10: 8.0, 20: 12.0}) for seed, seconds in ((1, 1.0), (2, 2.0))]
     given += [trained("slow", 1, 4.0, {10: 20.0, 40: 26.0}), Entry("their system", worsened(4))]
     result = compared(given, baseline="fast")
     fast, slow, other = (next(r for r in result["systems"] if r["name"] == n) for n in ("fast", "slow", "their system"))
     assert result["budget"] == {"updates": 20, "seconds": 30.0}
     assert (fast["bleu_equal_updates"], slow["bleu_equal_updates"]) == (12.0, 22.0)
-    assert fast["bleu_equal_time"] == pytest.approx((12.0 + (8.0 + 4.0 * 5 / 10)) / 2)  # 30 updates, 15 updates
-    assert slow["bleu_equal_time"] == pytest.approx(20.0 * 7.5 / 10)  # from 0 without training
+    # In 30 s, seed 1 makes all its updates, seed 2 makes 15.
+    assert fast["bleu_equal_time"] == pytest.approx((12.0 + (8.0 + 4.0 * 5 / 10)) / 2)
+    assert slow["bleu_equal_time"] == pytest.approx(20.0 * 7.5 / 10)  # interpolated from 0 BLEU at update 0
     assert [slow[key] for key in ("update_milliseconds", "cost_seconds", "perplexity")] == [4000.0, 160.0, 6.0]
     assert {other[key] for key in ("bleu_equal_updates", "bleu_equal_time", "update_milliseconds", "seconds")} == {None}
     assert slow["curve"] == [

@@ -1,4 +1,4 @@
-"""What is read of a run and of other systems' outputs, and what is refused."""
+"""Reading of runs and of other systems' outputs for a comparison, and errors."""
 
 import gzip
 import json
@@ -26,7 +26,7 @@ def test_a_run_tells_all_that_is_known_of_it() -> None:
     assert (test_set.sources, test_set.references, test_set.settings) == (SOURCES, REFERENCES, PLAIN)
     assert (entry.name, entry.hypotheses, entry.seed) == ("a", worsened(3), 7)
     assert entry.choices == {"attention": "luong_dot", "encoder": "gru"}
-    assert entry.aer == pytest.approx(50.0)  # of two links one is right
+    assert entry.aer == pytest.approx(50.0)  # one of two links is right
     assert (entry.parameters, entry.sentences_per_second) == (1234, 50.0)
     curve = [Validation(10, 1.0, 10.0, 8.0), Validation(20, 2.0, 20.0, 7.0)]
     machine = "a CPU, fp32, threads=1"
@@ -67,7 +67,7 @@ def test_runs_that_began_with_different_seeds_of_one_system_are_one_system() -> 
 
     assert config("/one", "x") == config("/two", "x")
     assert config("/one", "x") != config("/one", "y")
-    assert config("/one", None) != config("/two", None)  # of an earlier version
+    assert config("/one", None) != config("/two", None)  # earlier versions recorded no digest
 
 
 def test_runs_are_found_by_name_folder_and_pattern() -> None:

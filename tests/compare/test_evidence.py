@@ -1,4 +1,4 @@
-"""Evidence of finished runs: packed without text, checked against what the runs recorded, and compared."""
+"""Evidence of finished runs: packed without text, checked against the runs' records, and compared."""
 
 import json
 import sys
@@ -51,6 +51,6 @@ def test_what_is_packed_gives_the_recorded_figures_and_holds_no_text(
     status, printed = call("check")
     assert status == 1
     assert f"systems[0].chrf is 99.0, the runs give {system['chrf']}" in printed
-    values["test/chrf"][2] += 1  # matches
+    values["test/chrf"][2] += 1  # changes a count of matches
     np.savez(file, **values)
     assert "test chrf is" in call("check")[1]

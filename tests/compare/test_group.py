@@ -1,4 +1,4 @@
-"""Runs that differ only in their seed are one system, named by what tells it from the others."""
+"""Runs that differ only in their seed form one system, named by its differences from the other systems."""
 
 import pytest
 
@@ -43,7 +43,7 @@ def test_what_differs_within_a_system_does_not_name_it() -> None:
 
     two = tuned("b1", 1, "a1"), tuned("b2", 2, "a2")
     assert names(Entry("a1", ["x"], 1, "first", {"optimizer.lr": "0.3"}), *two) == ["lr=0.3", "lr=0.1"]
-    said = Entry("c", ["x"], 1, "wide", {"encoder.hidden": "256"})  # which is what it is anyway
+    said = Entry("c", ["x"], 1, "wide", {"encoder.hidden": "256"})  # sets the default value
     unsaid = Entry("c", ["x"], 2, "wide", {})
     assert names(said, unsaid, Entry("d", ["x"], 1, "wider", {"encoder.hidden": "512"})) == ["hidden=256", "hidden=512"]
 
@@ -62,6 +62,6 @@ def test_an_output_of_another_system_stands_for_itself() -> None:
 
 def test_the_same_run_twice_is_no_second_seed(caplog: pytest.LogCaptureFixture) -> None:
     one, copy = entry("a"), entry("b")
-    other = Entry("c", ["y"], 1, one.config, one.choices)  # the same seed on another machine
+    other = Entry("c", ["y"], 1, one.config, one.choices)  # the same seed with another output
     assert group([one, copy, other]) == [System("bahdanau", [one, other])]
     assert "b repeats a: left out" in caplog.text

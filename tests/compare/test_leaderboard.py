@@ -1,4 +1,4 @@
-"""The leaderboard as a user runs it: killed, continued with the same command, and ending in the same table."""
+"""The leaderboard as a user runs it: killed, continued with the same command, with the same table at the end."""
 
 import json
 import os
@@ -16,11 +16,11 @@ from nmt.cli import train
 
 COMMAND = ["experiment=leaderboard", "data=demo", *TINY, "decoder.readout_dim=16", "training.max_steps=6"]
 COMMAND += ["attention=luong_dot,none", "seed=1,2", "hydra.sweep.dir=board"]
-MEASURED = ("second", "equal_time")  # parts of the names of what a clock gives
+MEASURED = ("second", "equal_time")  # parts of the names of measured times
 
 
 def table(folder: Path) -> Any:  # noqa: ANN401
-    """comparison.json without what a clock gives."""
+    """Read comparison.json without measured times."""
 
     def without_times(value: Any) -> Any:  # noqa: ANN401
         if isinstance(value, dict):

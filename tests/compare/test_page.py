@@ -1,4 +1,4 @@
-"""The page of a comparison: what it shows, and how it behaves in a browser."""
+"""The page of a comparison: its content, and how it behaves in a browser."""
 
 import math
 import re
@@ -49,7 +49,9 @@ def translation(name: str, text: str, source: str, *weights: list[int]) -> dict[
 
 
 def comparison(text: str = "Mann", **changes: object) -> dict[str, Any]:
-    """Of three systems, of which the last is known by its output only; the text stands where strangers write."""
+    """Make a comparison of three systems, of which the last has only its output. `text` stands in places that untrusted
+    users fill.
+    """
     unknown: dict[str, object] = dict.fromkeys(["parameters", "seconds", "tokens_per_second", "bleu_sd"])
     unknown["cost_seconds"] = None
     systems = [
@@ -85,14 +87,14 @@ def rendered(given: dict[str, Any]) -> str:
 
 
 class Parsed(HTMLParser):
-    """The elements with the names of their attributes, the attributes' values, and the texts."""
+    """The parsed page: elements with the names of their attributes, values of attributes, and texts."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
         self.elements: list[tuple[str, ...]] = []
         self.values: list[str] = []
         self.texts: list[str] = []
-        self.feed(html.replace("<wbr>", ""))  # where a name may be broken
+        self.feed(html.replace("<wbr>", ""))  # allowed line breaks within names
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, *(name for name, _ in attributes)))
@@ -122,7 +124,7 @@ def test_columns_and_charts_of_which_nothing_is_known_are_left_out() -> None:
     texts = Parsed(rendered(comparison())).texts
     charts = {"BLEU: difference to base, with 95 % intervals", "Learning curves", "BLEU against training time"}
     assert {"BLEU", "parameters", "raw p", *charts} <= set(texts)
-    assert texts.count("AER %") == 1  # of the single runs
+    assert texts.count("AER %") == 1  # only the table of single runs has it
     assert "sentences/s, search" not in texts
     systems = comparison()["systems"]
     unknown = dict.fromkeys([*TESTS, "seconds", "cost_seconds", "bleu_sd"])
@@ -152,7 +154,7 @@ def browser() -> Iterator[webdriver.Chrome]:
 
 @pytest.fixture
 def chrome(browser: webdriver.Chrome, tmp_path: Path) -> webdriver.Chrome:
-    """With the page on a desktop's screen, in light colours."""
+    """Open the page in a desktop-sized window with the light theme."""
     (tmp_path / "index.html").write_text(rendered(comparison()), encoding="utf-8")
     show(browser, 1280, 900)
     browser.get_log("performance")
@@ -172,12 +174,12 @@ def find(chrome: webdriver.Chrome, selector: str) -> list[WebElement]:
 
 
 def words(chrome: webdriver.Chrome, number: int) -> list[WebElement]:
-    """Of the first example's translation of that number, from 0."""
+    """Find the words of translation `number`, counted from 0, of the first example."""
     return find(chrome, ".target")[number].find_elements(By.CSS_SELECTOR, ".word")
 
 
 def lit(chrome: webdriver.Chrome, source: str) -> list[float]:
-    """How strongly each word of the source is coloured."""
+    """Return the opacity of the colour of each source word."""
     script = "return [...document.querySelector(arguments[0]).children].map(each => getComputedStyle(each).background)"
     colours = [re.search(r"/ ([\d.]+)\)|rgba\(0, 0, 0, (0)\)", each) for each in chrome.execute_script(script, source)]
     return [float(colour[1] or colour[2]) if colour else 1.0 for colour in colours]
@@ -193,7 +195,7 @@ def test_pointing_at_a_word_lights_up_what_it_attended_to(chrome: webdriver.Chro
     assert readout.text == "Mann ← Mann 80 %, is 16 %, A 4 %"
     assert find(chrome, ".translation")[0].rect == before
     assert lit(chrome, own) == [0] * 4
-    ActionChains(chrome).move_to_element(words(chrome, 1)[1]).perform()  # read another source
+    ActionChains(chrome).move_to_element(words(chrome, 1)[1]).perform()  # a system with another source text
     assert lit(chrome, shared) == [0] * 4
     assert max(lit(chrome, own)) == lit(chrome, own)[1] > 0.9
     ActionChains(chrome).move_to_element(find(chrome, "h1")[0]).perform()
@@ -212,7 +214,7 @@ def test_the_keyboard_goes_through_the_words(chrome: webdriver.Chrome) -> None:
     ActionChains(chrome).send_keys(Keys.TAB).perform()
     assert chrome.switch_to.active_element == words(chrome, 1)[0]
     ActionChains(chrome).key_down(Keys.SHIFT).send_keys(Keys.TAB).perform()
-    assert chrome.switch_to.active_element == second  # where it was left
+    assert chrome.switch_to.active_element == second  # the word that had the focus before
     ActionChains(chrome).send_keys(Keys.TAB).key_up(Keys.SHIFT).perform()
     assert chrome.switch_to.active_element.tag_name == "summary"
     right_to_left = words(chrome, 2)
@@ -240,7 +242,7 @@ def test_headings_sort(chrome: webdriver.Chrome) -> None:
     assert order() == ["base", "dot", "Mann"]
     assert [each.get_attribute("aria-sort") for each in (rank, name, parameters)] == ["none", "none", "ascending"]
     parameters.find_element(By.TAG_NAME, "button").send_keys(Keys.ENTER)
-    assert order() == ["dot", "base", "Mann"]  # what is unknown stays last
+    assert order() == ["dot", "base", "Mann"]  # unknown values stay last
     assert parameters.get_attribute("aria-sort") == "descending"
     table.find_element(By.XPATH, ".//th[.='BLEU']").click()
     assert order() == ["dot", "base", "Mann"]

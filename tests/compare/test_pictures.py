@@ -1,4 +1,4 @@
-"""Pictures of a comparison: what is drawn where, and that nothing overlaps."""
+"""Pictures of a comparison: positions of what is drawn, and no overlaps."""
 
 from itertools import combinations
 from xml.etree.ElementTree import fromstring
@@ -44,7 +44,7 @@ def test_names_do_not_overlap() -> None:
                 text for text in picture.figure.findobj(Text) if text.get_text().startswith(("attention_", "none"))
             ]
             assert len(names) == 28, subject
-            boxes = [Text.get_window_extent(name).padded(-1) for name in names]  # without the leaders
+            boxes = [Text.get_window_extent(name).padded(-1) for name in names]  # without lines to the points
             assert not [pair for pair in combinations(boxes, 2) if pair[0].overlaps(pair[1])], subject
             width, height = picture.figure.bbox.size
             assert all(box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height for box in boxes), subject

@@ -1,4 +1,4 @@
-"""nmt-compare ranks and tests by the metric that is asked for."""
+"""nmt-compare ranks and tests by the chosen metric."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from nmt.system.text_table import terminal
 
 HUB = "Unbabel/wmt22-comet-da"
 QUICK: dict[str, Any] = {"bootstrap_samples": 100, "randomisation_trials": 100, "examples": 2, "sentences": []}
-# BLEU and chrF prefer the second, TER and the stand-in of COMET the first.
+# BLEU and chrF prefer WORDS; TER and the stand-in of COMET prefer ORDER.
 ORDER = worsened(1)
 WORDS = [line if n % 4 else "ganz andere wörter" for n, line in enumerate(REFERENCES)]
 
@@ -40,10 +40,10 @@ def test_the_metric_ranks_and_its_tests_are_shown(metric: str, first: str, comet
     assert result["baseline"] == best["name"]
     assert (best[metric] < second[metric]) == (metric == "ter")
     run = result["runs"][1]
-    assert second["p"] == max(run["p_bootstrap"], run["p_randomisation"])  # of one seed each
+    assert second["p"] == max(run["p_bootstrap"], run["p_randomisation"])  # each system has one seed
     assert f"{metric}_p_bootstrap" not in run
     assert second[f"{metric}_ci"] == run[f"{metric}_ci"]
-    if metric == "ter":  # the same tests as those beside BLEU
+    if metric == "ter":  # gives the tests that BLEU's tables show for TER
         plain = compared(baseline="order")
         (same,) = (row for row in plain["runs"] if row["run"] == run["run"])
         assert (run["p_bootstrap"], run["p_randomisation"]) == (same["ter_p_bootstrap"], same["ter_p_randomisation"])

@@ -1,4 +1,4 @@
-"""Which runs are compared with which, and the files that come of it."""
+"""The report: which runs are compared with each other, and the files that are written."""
 
 import csv
 import json
@@ -139,7 +139,7 @@ def test_all_files_say_the_same() -> None:
             assert shown in markdown
             assert f"{row['difference']:.2f}" in page
             assert f"{row['detectable']:.2f}" in page
-    assert "other seeds may differ more" in printed  # there is one seed each
+    assert "other seeds may differ more" in printed  # each system has one seed
     with Path("out/systems.csv").open() as file:
         by_system = list(csv.DictReader(file))
     assert [(row["name"], float(row["bleu"]), row["seeds"]) for row in by_system] == [
@@ -174,12 +174,12 @@ def test_a_sweep_that_is_not_finished_says_how_many_runs_are_missing() -> None:
     for seed in (1, 2):
         make_run(Path(f"sweep/{seed}"), worsened(8 + seed), f"seed={seed}")
     mark_sweep(Path("sweep"), 5)
-    mark_sweep(Path("sweep"), 3)  # continued with fewer values
+    mark_sweep(Path("sweep"), 3)  # the sweep was continued with fewer values
     said = "sweep: unfinished: 3 of 5 runs are missing."
     assert said in write_comparison(["sweep"], Path("out"), **QUICK).splitlines()
     assert said in Path("out/index.html").read_text()
     assert compare_runs(["sweep/1", "sweep/2"], **QUICK)["missing"] == []
-    Path("sweep/.nmt-sweep").write_bytes(b"")  # of a search
+    Path("sweep/.nmt-sweep").write_bytes(b"")  # as a sweep by Optuna leaves it
     assert compare_runs(["sweep"], **QUICK)["missing"] == []
 
 

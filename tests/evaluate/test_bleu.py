@@ -1,4 +1,4 @@
-"""Scores are those of sacreBLEU, of texts, of statistics kept in files, and of sums of statistics."""
+"""Scores of texts, of stored statistics and of sums of statistics equal those of sacreBLEU."""
 
 import random
 import unicodedata
@@ -124,7 +124,7 @@ def drawn(rng: random.Random, longest: int) -> str:
 
 
 def test_scores_are_sacrebleus() -> None:
-    """Empty texts, n-grams that do not exist and orders without a match among them."""
+    """Tests also empty texts, texts shorter than an n-gram, and orders without a match."""
     rng = random.Random(0)
     for case in range(100):
         size, longest = rng.choice([1, 1, 2, 5]), rng.choice([1, 3, 6, 12])
@@ -148,7 +148,7 @@ def test_statistics_are_read_from_the_file_of_these_texts_and_metrics(tmp_path: 
     path = tmp_path / "test.statistics.safetensors"
     stored_counts(path, HYPOTHESES, REFERENCES, MIXED_13A)
     arrays = load_file(path)
-    save_file(arrays | {"ter": arrays["ter"] + 1}, path)  # to see that it is read
+    save_file(arrays | {"ter": arrays["ter"] + 1}, path)  # shows whether the file is read
     expected = count(HYPOTHESES, REFERENCES, MIXED_13A)
     read = stored_counts(path, HYPOTHESES, REFERENCES, MIXED_13A)
     assert read.signatures == expected.signatures
@@ -162,7 +162,7 @@ def test_statistics_are_read_from_the_file_of_these_texts_and_metrics(tmp_path: 
     ):
         save_file(arrays | {"ter": arrays["ter"] + 1}, path)
         assert stored_counts(path, *others).scores() == count(*others).scores()
-        assert stored_counts(path, *others).scores() == count(*others).scores()  # of the file that is written now
+        assert stored_counts(path, *others).scores() == count(*others).scores()  # read from the new file
 
 
 @pytest.mark.parametrize("damage", ["cut", "shape", "folder"])

@@ -1,4 +1,4 @@
-"""COMET by a package that stands in for unbabel-comet."""
+"""COMET scores, with a stand-in for the package unbabel-comet."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 
 def test_scores_are_in_the_order_of_the_sentences(comet_package: Path) -> None:
-    sources = [f"{'w ' * (n * 7 % 40)}x" for n in range(40)]  # of different lengths, so that batches reorder them
+    sources = [f"{'w ' * (n * 7 % 40)}x" for n in range(40)]  # different lengths, so that batches reorder them
     references = [f"a b c {n}" for n in range(40)]
     hypotheses = [line if n % 3 else f"{line} d" for n, line in enumerate(references)]
     done: list[int] = []

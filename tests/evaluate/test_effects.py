@@ -1,4 +1,4 @@
-"""The test of a difference between systems holds its level and finds what is there; many comparisons; Student's t."""
+"""The test of a difference between systems keeps its level and finds true differences; multiple comparisons."""
 
 import math
 from collections import Counter
@@ -21,18 +21,21 @@ from nmt.evaluate.significance import (
 )
 
 SIGNIFICANT = 0.05
-LONGEST = 21  # tokens
-BASE, SLOPE = 0.42, 0.0245  # how easy a token is on average, and what a BLEU more adds to that
-OF_SENTENCE, OF_TOKEN, OF_SYSTEM, OF_SEED = 0.5, 1.0, 0.3, 0.4  # standard deviations of how easy a token is
+LONGEST = 21  # number of tokens of the longest sentence
+# Each token has an easiness: its mean is BASE, and an advantage of one BLEU adds SLOPE. Its random parts have these
+# standard deviations between sentences, tokens, systems and seeds.
+BASE, SLOPE = 0.42, 0.0245
+OF_SENTENCE, OF_TOKEN, OF_SYSTEM, OF_SEED = 0.5, 1.0, 0.3, 0.4
 
 
 def made_systems(
     rng: np.random.Generator, sentences: int, seeds: tuple[int, int], sds: tuple[float, float], gain: float = 0.0
 ) -> list[list[NDArray[np.int64]]]:
-    """Two systems of about 36 BLEU: a list of (N, 10) for each. sds: of each system between seeds, in BLEU.
+    """Simulate two systems of about 36 BLEU; each is a list of its seeds' statistics (N, 10).
 
-    A token is right where it is easy enough, and an n-gram where its tokens are. Tokens are easy or hard for all, and
-    a little more so for a system, and for each seed. `gain` is the second system's advantage in BLEU.
+    A token is right if it is easy enough, an n-gram if all its tokens are right. The easiness of a token has a part
+    common to all systems, a part per system and a part per seed. `sds` are the standard deviations of each system
+    between seeds, in BLEU; `gain` is the second system's advantage in BLEU.
     """
     length = rng.integers(6, LONGEST + 1, sentences)
     reference = length + rng.integers(-1, 2, sentences)
@@ -54,14 +57,16 @@ def made_systems(
 
 
 def scores(systems: list[list[NDArray[np.int64]]]) -> list[list[float]]:
-    """BLEU of each output."""
+    """Compute BLEU of each system's outputs."""
     return [[float(bleu_score(rows.sum(0))) for rows in outputs] for outputs in systems]
 
 
 def simulated(
     comparisons: int, sentences: int, seeds: tuple[int, int], gain: float = 0.0, others: bool = False
 ) -> Counter[str]:
-    """How often each test finds a difference. others: the tests of Clark et al. and of sentences seed by seed, too.
+    """Count how often each test finds a difference.
+
+    others: also run the tests of Clark et al. and of sentences seed by seed.
 
     The standard deviation of each system between seeds is drawn from 0.3 to 0.6 BLEU. "covered" counts the intervals
     that contain the true difference.
@@ -87,7 +92,7 @@ def simulated(
 
 
 def covariance(counts: tuple[int, ...], shared: float, own: float, all_share: float = 0.0) -> NDArray[np.float64]:
-    """Of runs of systems: with all runs, with runs of the same system, and alone."""
+    """Make the covariance of runs from a part shared by all, a part shared within a system, and a part of each run."""
     system = np.repeat(np.arange(len(counts)), counts)
     return all_share + shared * (system[:, None] == system) + own * np.eye(sum(counts))
 
@@ -95,7 +100,7 @@ def covariance(counts: tuple[int, ...], shared: float, own: float, all_share: fl
 def test_the_variance_is_that_between_seeds_and_that_between_sentences() -> None:
     a, b = [30.0, 31.0, 32.0], [28.0, 30.0]
     effect = difference(a, b, covariance((3, 2), shared=0.2, own=0.3, all_share=5.0), 1000)
-    parts = [1.0 / 3, 2.0 / 2, 2 * 0.2 + 0.3 / 3 + 0.3 / 2]  # what all runs share cancels
+    parts = [1.0 / 3, 2.0 / 2, 2 * 0.2 + 0.3 / 3 + 0.3 / 2]  # the part shared by all runs cancels
     assert effect.value == pytest.approx(2.0)
     assert effect.variance == pytest.approx(sum(parts))
     freedom = sum(parts) ** 2 / (parts[0] ** 2 / 2 + parts[1] ** 2 / 1 + parts[2] ** 2 / 999)
@@ -145,7 +150,7 @@ def test_the_interval_of_a_mean_contains_both_variances() -> None:
 
 def test_the_detectable_difference_is_found_in_four_of_five_trials() -> None:
     rng, size, nothing = np.random.default_rng(0), 6, np.zeros((12, 12))
-    exact = Effect(0.0, 2 / size, 2 * (size - 1), 0.0)  # standard deviation 1 between seeds
+    exact = Effect(0.0, 2 / size, 2 * (size - 1), 0.0)  # the standard deviation between seeds is 1
     gain = exact.detectable(SIGNIFICANT)
     found = [
         difference(rng.standard_normal(size) + gain, rng.standard_normal(size), nothing, 1000).p_value < SIGNIFICANT
@@ -174,7 +179,7 @@ def test_so_many_seeds_are_needed_that_the_difference_is_detected() -> None:
 
 def test_equal_systems_rarely_differ_and_unequal_ones_do() -> None:
     equal = simulated(100, 300, (3, 3))
-    assert equal["seeds and sentences"] <= 0.1 * 100  # 5 % and two standard deviations
+    assert equal["seeds and sentences"] <= 0.1 * 100  # the level of 5 % and two standard deviations
     assert equal["covered"] >= 0.9 * 100
     unequal = simulated(20, 300, (3, 3), gain=6.0)
     assert unequal["seeds and sentences"] >= 0.8 * 20
@@ -189,11 +194,11 @@ def test_of_two_thousand_comparisons_between_equals_few_are_starred(seeds: tuple
     print(seeds, {test: f"{count / comparisons:.2%}" for test, count in found.items()})  # for docs/comparison.md
     assert found["seeds and sentences"] <= 0.055 * comparisons
     if seeds[0] == seeds[1]:
-        assert found["Clark"] > 0.055 * comparisons  # so the star does not come from it
+        assert found["Clark"] > 0.055 * comparisons  # exceeds the level, so no star is given by it
 
 
 def test_holm_multiplies_step_by_step_and_keeps_the_order() -> None:
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])  # Holm 1979
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])  # the procedure of Holm 1979
     assert holm([0.6, 0.7]) == [1.0, 1.0]
     assert holm([0.02]) == [0.02]
     assert holm([]) == []
@@ -205,9 +210,9 @@ def test_holm_multiplies_step_by_step_and_keeps_the_order() -> None:
         (3, [], ["a", "a", "a"]),
         (3, [(0, 1), (0, 2), (1, 2)], ["a", "b", "c"]),
         (3, [(0, 2)], ["a", "ab", "b"]),
-        (4, [(0, 2), (0, 3), (1, 3)], ["a", "ab", "bc", "c"]),  # overlapping groups
+        (4, [(0, 2), (0, 3), (1, 3)], ["a", "ab", "bc", "c"]),  # groups may overlap
         (5, [(0, 3), (0, 4), (1, 4)], ["a", "ab", "abc", "bc", "c"]),
-        (3, [(0, 1)], ["a", "b", "ab"]),  # an uncertain system at the end belongs to both
+        (3, [(0, 1)], ["a", "b", "ab"]),  # the last system differs from neither of the others
         (4, [(0, 1), (2, 3)], ["ab", "cd", "ac", "bd"]),
         (1, [], ["a"]),
     ],

@@ -1,4 +1,4 @@
-"""The one scoring path."""
+"""Evaluations: scores, stored results and translations."""
 
 import json
 from pathlib import Path
@@ -41,7 +41,7 @@ def test_scores_are_those_of_the_written_translations(run: RunDirectory, monkeyp
     )
     assert json.loads(run.results.read_text())["test"] == result
     assert result["sentences"] == 8
-    with monkeypatch.context() as patch:  # nmt-compare reads the statistics that the evaluation left
+    with monkeypatch.context() as patch:  # nmt-compare reads the evaluation's statistics
         patch.setattr("nmt.evaluate.bleu.write_counts", lambda *_: pytest.fail("counted again"))
         entry, held_out = read_run(run.path, "test")
         assert count_sentences(entry, held_out).scores() == again

@@ -1,4 +1,4 @@
-"""The tests of two outputs are sacreBLEU's, those of several outputs agree with MultEval's published example."""
+"""Tests of two outputs equal sacreBLEU's; tests of several outputs agree with MultEval's published example."""
 
 import itertools
 import os
@@ -21,7 +21,7 @@ CLOSE = [line.replace("see", "saw") if n % 3 == 1 and n > 3 else line for n, lin
 
 
 def command_line(folder: Path, test: str, count: int, *options: str) -> str:
-    """The table that `sacrebleu --paired-...` prints (as JSON it cannot print all of them)."""
+    """Run `sacrebleu --paired-...`, and return the table that it prints (its JSON lacks some values)."""
     outputs = {"refs": REFERENCES, "baseline": BASELINE, "better": BETTER, "close": CLOSE}
     for name, lines in outputs.items():
         (folder / name).write_text("".join(f"{line}\n" for line in lines))
@@ -33,7 +33,7 @@ def command_line(folder: Path, test: str, count: int, *options: str) -> str:
 
 
 def p_values(table: str) -> list[float]:
-    """Of each system but the baseline, by metric."""
+    """Read the p-values from the table: all systems but the baseline, metric by metric."""
     return [float(p) for p in re.findall(r"p = ([\d.]+)", table)]
 
 
@@ -91,7 +91,7 @@ def test_p_values_of_means_are_those_of_all_resamples_and_all_signs() -> None:
     randomised = resampling.paired_randomisation({"comet": base}, {"comet": output})["comet"]
     assert [bootstrap_p(resampling, base, output, "comet"), randomised] == pytest.approx(exact, abs=0.01)
     dealt = resampling.stratified_randomisation([[base], [output]], [(0, 1)], "comet")
-    assert dealt == pytest.approx([randomised], abs=0.01)  # of one output each the tests are the same
+    assert dealt == pytest.approx([randomised], abs=0.01)  # with one output per system, both tests are equal
 
 
 def test_the_seed_is_that_of_sacrebleu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,10 +107,12 @@ def test_the_seed_is_that_of_sacrebleu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_stratified_randomisation_is_that_of_all_exchanges() -> None:
-    """Of two sentences, two outputs of one system and one of the other: a partner is drawn, then a coin is thrown."""
+    """Enumerates the exchanges in two sentences, of two outputs of system a and one of b. A draw chooses the output of
+    a, a coin decides whether it is exchanged.
+    """
     a, b = [means(0.9, 0.4), means(0.75, 0.5)], [means(0.3, 0.2)]
     observed = abs(np.mean(a, axis=0)[:, 0].mean() - b[0][:, 0].mean())
-    sentences = [[(0.5, None), (0.25, 0), (0.25, 1)]] * 2  # nothing, or the first or second output of a is exchanged
+    sentences = [[(0.5, None), (0.25, 0), (0.25, 1)]] * 2  # (probability, output of a that is exchanged)
     exact = 0.0
     for choices in itertools.product(*sentences):
         first, second = [np.array([rows[:, 0] for rows in side]) for side in (a, b)]
@@ -118,7 +120,7 @@ def test_stratified_randomisation_is_that_of_all_exchanges() -> None:
             if run is not None:
                 first[run, sentence], second[0, sentence] = second[0, sentence], first[run, sentence]
         exact += np.prod([p for p, _ in choices]) * (abs(first.mean() - second.mean()) > observed + 1e-9)
-    other = [means(0.3, 0.4), means(0.5, 0.5)]  # further pairs change nothing
+    other = [means(0.3, 0.4), means(0.5, 0.5)]  # further pairs do not change the result
     resampling = Resampling(2, 100, 20_000)
     found = resampling.stratified_randomisation([a, b, other], [(0, 1), (2, 1), (0, 2)], "comet")
     assert found[0] == pytest.approx(exact, abs=0.01)
@@ -126,9 +128,9 @@ def test_stratified_randomisation_is_that_of_all_exchanges() -> None:
 
 
 def test_the_example_of_multeval_has_its_printed_digits() -> None:
-    """The table in the README of MultEval 0.5.1, of 2,489 sentences and three outputs of each system.
+    """Reproduces the table in the README of MultEval 0.5.1: 2,489 sentences, three outputs of each system.
 
-    The file holds what sacreBLEU 2.6 counts in that example: lengths, matches of BLEU's n-grams and edits of TER.
+    multeval.npz holds sacreBLEU 2.6's counts for these outputs: lengths, matches of BLEU's n-grams and edits of TER.
     """
     with np.load(Path(__file__).with_name("multeval.npz")) as file:
         arrays = {name: file[name].astype(np.int64) for name in file.files}
@@ -144,7 +146,7 @@ def test_the_example_of_multeval_has_its_printed_digits() -> None:
 
     resampling = Resampling(len(reference), 1000, 1000)
     systems = [[statistics(output) for output in arrays[name]] for name in ("baseline", "system_1")]
-    printed = {  # by metric: each system's mean, s_sel and s_opt
+    printed = {  # metric -> mean, s_sel and s_opt of each system
         "bleu": [("18.5", "0.3", "0.1"), ("18.8", "0.3", "0.3")],
         "ter": [("65.7", "0.4", "0.2"), ("64.8", "0.4", "0.6")],
     }
