@@ -1,4 +1,4 @@
-"""What the commands share: sweeps, signals, directories that are not ours."""
+"""The code that all commands share: sweeps, signals, directories that are no runs."""
 
 import errno
 import io
@@ -24,7 +24,7 @@ def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def call(monkeypatch: pytest.MonkeyPatch, task: object, *arguments: str, command: str = "train") -> int:
-    """The exit status of a command with this task."""
+    """Run a command with `task` in place of its work, and return the exit status."""
     monkeypatch.setattr(sys, "argv", [f"nmt-{command}", *arguments])
     os.environ["HYDRA_FULL_ERROR"] = ""
     schema = {"train": TrainConfig, "evaluate": EvaluateConfig}[command]

@@ -1,4 +1,4 @@
-"""Command lines: each value is used as it was typed, or refused in one line that names it."""
+"""Command lines: each value is used as it was typed, or refused in one line that names the value."""
 
 import os
 import random
@@ -31,7 +31,7 @@ def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def taken(*arguments: str, command: str = "train") -> TrainConfig | None:
-    """The configuration that the command would work with; None if it refuses."""
+    """Return the configuration that the command would use, or None if it refuses the arguments."""
     seen: list[TrainConfig] = []
     os.environ["HYDRA_FULL_ERROR"] = ""
     with pytest.raises(SystemExit) as exit_:
@@ -71,7 +71,7 @@ def test_the_value_of_a_word(word: str, value: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "command", "key", "others"),
-    [  # Hydra reads these texts otherwise
+    [  # texts that Hydra would read as numbers
         ("2024_01_15", "train", "data.train", ["size=small", "data=files", "data.validation=b"]),
         ("-5", "train", "training.start_from", ["size=small"]),
         ("nan", "evaluate", "output", ["run=a"]),

@@ -1,4 +1,4 @@
-"""The commands as a user runs them."""
+"""The commands nmt-train, nmt-evaluate and nmt-translate as a user runs them."""
 
 import json
 import os
@@ -78,7 +78,7 @@ def test_evaluate_takes_other_settings(run: Path, home: Path) -> None:
 
 
 def refused(done: subprocess.CompletedProcess[bytes]) -> str:
-    """The one line of a refusal."""
+    """Assert the exit status 2, and return the one line of the error."""
     assert done.returncode == 2
     (line,) = [line for line in done.stderr.decode().splitlines() if ": error: " in line]
     return line
@@ -88,7 +88,7 @@ def test_a_run_that_cannot_be_written_is_refused_before_it_is_evaluated(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     locked = shutil.copytree(run, tmp_path / "locked")
-    monkeypatch.setattr(os, "access", lambda path, _: locked != path)  # as for another user, also where root tests
+    monkeypatch.setattr(os, "access", lambda path, _: locked != path)  # os.access allows all to root
     done = call("nmt-evaluate", f"run={locked}", cwd=tmp_path)
     assert refused(done) == (
         f"nmt-evaluate: error: {locked}: cannot be written; give output=FOLDER to save the results elsewhere"
@@ -162,7 +162,7 @@ def test_a_refused_request_does_not_empty_the_alignment_file(run: Path, home: Pa
 
 
 def pipe() -> tuple[IO[bytes], IO[bytes]]:
-    """The end to read and the end to write."""
+    """Open a pipe, and return its reading and its writing end."""
     ours, theirs = os.pipe()
     return os.fdopen(ours, "rb", buffering=0), os.fdopen(theirs, "wb", buffering=0)
 
@@ -237,7 +237,7 @@ def test_resume_by_run(run: Path, home: Path) -> None:
     assert again.stderr.decode() == "already finished: skipped\n"
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
     manifest = json.loads((run / "manifest.json").read_text())
-    (run / "manifest.json").write_text(json.dumps({**manifest, "status": "pruned"}))  # by a sweep, not by us
+    (run / "manifest.json").write_text(json.dumps({**manifest, "status": "pruned"}))  # as if a sweep had ended it
     further = call(*command, cwd=home)
     assert b"resumed at step 8 of 8" in further.stderr
     assert json.loads((run / "manifest.json").read_text())["status"] == "finished"

@@ -1,4 +1,4 @@
-"""nmt-train --dry-run: a run's errors and what it would take, and nothing left behind."""
+"""nmt-train --dry-run reports the errors and the cost of a run, and leaves no files behind."""
 
 import importlib
 import os
@@ -23,8 +23,8 @@ PRINTED = ["model", "memory", "update", "epoch", "validation", "run", "dry run"]
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder to start in. Temporary files go to `tmp` beside it, the cache would be `cache`."""
-    importlib.import_module("torch._dynamo")  # makes a folder for temporary files, which forks would not
+    """Make an empty working directory. Temporary files go to `tmp` beside it, a cache would be at `cache`."""
+    importlib.import_module("torch._dynamo")  # importing makes a temporary folder; forks then do not
     for name in ("home", "tmp"):
         (tmp_path / name).mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
@@ -73,7 +73,7 @@ def test_what_it_is_not_for_is_refused_in_a_line(words: list[str], told: str, ho
 )
 @pytest.mark.usefixtures("signals_of_a_terminal")
 def test_a_signal_leaves_nothing_either(number: int, during: str, home: Path) -> None:
-    """Sent while the corpus is prepared, and while the model is updated."""
+    """The signal arrives while the corpus is prepared, or during an update."""
 
     def work() -> int:
         os.chdir(home)

@@ -1,4 +1,4 @@
-"""Ctrl-C while a command imports what it needs: one line and status 130, whatever the imports do with exceptions."""
+"""Ctrl-C during a command's imports gives one line and status 130, even if an import catches exceptions."""
 
 import os
 import signal
@@ -31,7 +31,7 @@ def status_and_output(command: str, folder: Path, prepare: Callable[[], object] 
 
 
 def interrupt(*_: Any) -> Any:  # noqa: ANN401
-    with suppress(BaseException):  # as some libraries do around imports
+    with suppress(BaseException):  # some libraries catch all exceptions around imports
         os.kill(os.getpid(), signal.SIGINT)
 
 

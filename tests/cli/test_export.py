@@ -1,4 +1,4 @@
-"""nmt-export: an archive goes wherever a run goes, and tells no more of a corpus than it was asked to."""
+"""nmt-export: an archive works wherever a run does, and contains no more of a corpus than the user asked for."""
 
 import json
 import zipfile
@@ -19,9 +19,9 @@ LINES = ["the cat sees the dog .", "the dogs see the red house .", "", "a cat sl
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run on the demo corpus, `run`, and one on a private corpus, `private`."""
+    """Train a run on the demo corpus, `run`, and one on a private corpus, `private`, in one folder."""
     home = tmp_path_factory.mktemp("export")
-    own = ["data.test_size=12", "data.max_length=200"]  # no pair is dropped
+    own = ["data.test_size=12", "data.max_length=200"]  # so that no pair is dropped
     done = call("nmt-train", *TINY, "training.max_steps=6", "hydra.run.dir=run", *own, cwd=home)
     assert done.returncode == 0, done.stderr.decode()
     (home / "secret folder").mkdir()

@@ -14,7 +14,7 @@ TRAIN = ["data=files", "attention=luong_local_p", "encoder/self_attention=attent
 
 
 def printed_help(command: str, overrides: list[str]) -> tuple[str, dict[object, object]]:
-    """What --help shows of the values, and the values."""
+    """Return the text of --help about the values, and the values themselves."""
     with initialize_config_dir(str(config_dir()), version_base="1.3"):
         config = compose(command, overrides, return_hydra_config=True)
     values = OmegaConf.to_container(config)
@@ -52,9 +52,9 @@ def test_the_comment_is_that_of_the_choice() -> None:
     lines = printed_help("train", TRAIN)[0].splitlines()
     kinds = {line.partition("#")[2].strip() for line in lines if line.lstrip().startswith("kind: ")}
     assert any(kind.startswith("Stochastic gradient descent") for kind in kinds)
-    assert any(kind.startswith("q . k / sqrt(d)") for kind in kinds)  # of the encoder's self-attention
+    assert any(kind.startswith("q . k / sqrt(d)") for kind in kinds)  # the encoder's self-attention has this score
     assert not any(kind.startswith("Adadelta") for kind in kinds)
-    assert "attention:" in lines  # what stands above attention/none.yaml's is not about this one
+    assert "attention:" in lines  # not the comment of attention/none.yaml
 
 
 def test_a_long_value_has_its_comment_below() -> None:

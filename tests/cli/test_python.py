@@ -1,4 +1,4 @@
-"""Training, evaluation and comparison from Python give what the commands give."""
+"""Training, evaluation and comparison from Python give the results of the commands."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,7 @@
-"""size=auto: the corpus chooses, the command line may choose otherwise, and values given win over any size; so do
-configurations that are composed without a command line."""
+"""size=auto: the size of the corpus chooses, unless the command line names a size.
+
+Values on the command line win over those of a size. Configurations composed in Python behave in the same way.
+"""
 
 import os
 import sys
@@ -27,7 +29,7 @@ def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def composed(monkeypatch: pytest.MonkeyPatch, pairs: int, *given: str) -> tuple[TrainConfig, str]:
-    """The configuration of nmt-train on a corpus of so many pairs, and the size that is written down."""
+    """Run nmt-train's composition for a corpus of `pairs` pairs. Returns the configuration and the recorded size."""
     for language in ("en", "de"):
         Path(f"corpus.{language}").write_text("a\n" * pairs, encoding="utf-8")
     found: list[tuple[TrainConfig, str]] = []
@@ -43,7 +45,7 @@ def composed(monkeypatch: pytest.MonkeyPatch, pairs: int, *given: str) -> tuple[
 @pytest.mark.parametrize("size", THRESHOLDS)
 def test_the_corpus_chooses_the_size(monkeypatch: pytest.MonkeyPatch, size: str) -> None:
     least = THRESHOLDS[size]
-    if least > 200_000:  # the rule is the same, the file would be long
+    if least > 200_000:  # without writing a large file
         monkeypatch.setattr("nmt.data.corpus.count_pairs", lambda _: least)
     config, chosen = composed(monkeypatch, max(1, min(least, 200_000)))
     asked, _ = composed(monkeypatch, 1, f"size={size}")
@@ -67,7 +69,7 @@ def test_where_a_size_begins_is_a_value_like_others(monkeypatch: pytest.MonkeyPa
 def test_wrong_beginnings_are_told(
     word: str, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(AssertionError):  # composed asserts that all went well
+    with pytest.raises(AssertionError):  # `composed` asserts success
         composed(monkeypatch, 5, word)
     (line,) = (line for line in capsys.readouterr().err.splitlines() if "error" in line)
     assert line.startswith(f"nmt-train: error: {told}")

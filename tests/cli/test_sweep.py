@@ -1,4 +1,4 @@
-"""Sweeps as a user runs them: names, failures, a table, and going on where a kill left off."""
+"""Sweeps as a user runs them: names of jobs, failures, the table of results, and continuation after a kill."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def sweep(folder: Path, *overrides: str, status: int = 0) -> subprocess.Complete
 
 
 def table(folder: Path) -> list[dict[str, Any]]:
-    """The table of jobs without what measures time."""
+    """Read the table of jobs without measured times."""
     rows: list[dict[str, Any]] = json.loads((folder / "sweep" / "jobs.json").read_text())["jobs"]
     return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
 
@@ -67,13 +67,13 @@ def test_names_that_cannot_tell_all_differ_by_a_hash() -> None:
     assert len(job_name([f"{key}={value}" for key, value in many.items()], *many)) <= 200
 
 
-# One of the four jobs cannot be: dot compares equal sizes.
+# One of the four jobs is refused: luong_dot needs decoder states as wide as encoder states.
 GRID = ["attention=none,luong_dot", "decoder.hidden=32,48", "validation.every=2", "training.max_steps=2"]
 
 
 @pytest.fixture(scope="module")
 def grid(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """A sweep whose jobs run one by one."""
+    """Run a sweep whose jobs run one after the other."""
     folder = tmp_path_factory.mktemp("grid")
     return folder, sweep(folder, *GRID, "threads=1", status=2)
 
@@ -166,7 +166,7 @@ def test_a_directory_that_holds_anything_else_is_left_alone(name: str, tmp_path:
     assert kept.read_text() == "hydra:\n  callbacks: {}\n"
 
 
-ALONE = ["hydra/launcher=parallel", "hydra.launcher.n_jobs=1"]  # which joblib runs in the sweep's own process
+ALONE = ["hydra/launcher=parallel", "hydra.launcher.n_jobs=1"]  # with one job, joblib runs it in the sweep's process
 
 
 @pytest.mark.system
@@ -250,7 +250,7 @@ def test_jobs_of_a_killed_parallel_sweep_do_not_live_on(tmp_path: Path) -> None:
 
 
 SEARCH = ["hydra/sweeper=optuna", "hydra.sweeper.startup_trials=2", "threads=1", "training.max_steps=12"]
-SEARCH += ["data.train_size=200", "data.seed=1", "data.max_length=200"]  # with which some trial is worse from the start
+SEARCH += ["data.train_size=200", "data.seed=1", "data.max_length=200"]  # chosen so that some trial is pruned
 SEARCH += ["optimizer.lr=tag(log,interval(0.0001,0.1))", "decoder.layers=range(1,3)", "attention=none,luong_dot"]
 
 

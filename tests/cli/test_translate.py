@@ -1,4 +1,4 @@
-"""nmt-translate reads ahead what has arrived, and answers it."""
+"""nmt-translate reads the lines that have arrived, and answers them without waiting for more."""
 
 import gzip
 import io
@@ -83,7 +83,7 @@ def test_of_a_file_as_many_lines_are_read_as_are_allowed(tmp_path: Path) -> None
 
 
 class Echo:
-    """In place of a translator: returns what it is given."""
+    """Stands in for a translator: returns its input lines as translations."""
 
     group = ProcessGroup()
 
@@ -103,7 +103,7 @@ def test_translations_and_alignments_can_be_read_as_soon_as_they_are_made(
     output, links = tmp_path / "out", tmp_path / "links"
 
     class Watching(Echo):
-        """Looks at the output of the first lines before it goes on with the second."""
+        """Checks that the first line's output is complete before it translates the second line."""
 
         def translate_nbest(self, lines: list[str], n: int, first_line: int) -> list[list[Any]]:
             if first_line == 1:

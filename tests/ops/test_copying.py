@@ -1,4 +1,4 @@
-"""Copies mixed into distributions, against plain operations in float64."""
+"""Copies of source tokens mixed into distributions, compared with plain operations in float64."""
 
 from functools import partial
 
@@ -19,7 +19,9 @@ def drawn(*sizes: int) -> Tensor:
 
 
 def problem(copies: int = 1) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
-    """Readouts, output layer and shares, some of them 0; source tokens with repetitions; targets; what counts."""
+    """Draw operands (readouts, output layer, shares with some zeros), source tokens that repeat, targets, and a mask of
+    the positions that count.
+    """
     shares = drawn(copies, B * T, 1 + S).softmax(-1) * (torch.rand(copies, B * T, 1 + S) > 0.2)
     shares[..., 0] += 0.1
     shares /= shares.sum(-1, keepdim=True)
@@ -46,7 +48,7 @@ def test_loss_and_gradients_equal_the_formula(criterion: Criterion, copies: int,
     )
     readouts, weight, bias, shares = others
     probs = (readouts @ weight.T + bias).softmax(-1) * shares[..., :1]
-    one_hot = torch.eye(V, dtype=torch.float64)[source[sentences]]  # (B T, S, V)
+    one_hot = torch.eye(V, dtype=torch.float64)[source[sentences]]  # (B T, S, V): the source token of each position
     probs = probs + torch.einsum("cns,nsv->cnv", shares[..., 1:], one_hot)
     loss, named = criterion(probs.log(), targets)
     expected = loss[counted].sum()

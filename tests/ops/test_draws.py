@@ -1,5 +1,7 @@
-"""Random numbers: dropout by the bits of large ones; those of sentences are uniform, independent, and the same wherever
-a sentence is."""
+"""Random numbers: dropout from the bits of large random integers, and numbers per sentence.
+
+Numbers per sentence are uniform and independent, and do not depend on the sentence's place in a batch.
+"""
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_drops_the_share_asked_for_and_divides_by_the_rest(p: float, dtype: torch.dtype) -> None:
     torch.manual_seed(1)
-    n = 400_003  # no multiple of four
+    n = 400_003  # not a multiple of 4
     dropped = dropout(torch.ones(n, dtype=dtype), p, training=True)
     assert dropped.dtype == dtype
     zeros = int((dropped == 0).sum())
@@ -24,7 +26,7 @@ def test_drops_the_share_asked_for_and_divides_by_the_rest(p: float, dtype: torc
 
 
 def test_neighbours_are_independent() -> None:
-    """Also those that come from the same random number."""
+    """This includes neighbours from the bits of one random number."""
     torch.manual_seed(1)
     zero = (dropout(torch.ones(100_000, 4), 0.5, training=True) == 0).double()
     correlation = torch.corrcoef(zero.T) - torch.eye(4)
@@ -70,7 +72,7 @@ def test_the_numbers_are_uniform_and_independent() -> None:
     assert 0.999 < float(numbers.max()) < 1
     counts = torch.histc(numbers, 50, 0, 1)
     chi_square = float(((counts - 2000) ** 2 / 2000).sum())
-    assert 20 < chi_square < 85  # of 49 degrees of freedom
+    assert 20 < chi_square < 85  # chi-square with 49 degrees of freedom
     correlation = torch.corrcoef(torch.stack([numbers[:, :-1].flatten(), numbers[:, 1:].flatten()]))[0, 1]
     assert abs(float(correlation)) < 0.015
     across = torch.corrcoef(torch.stack([numbers[:-1].flatten(), numbers[1:].flatten()]))[0, 1]

@@ -1,4 +1,4 @@
-"""Products with gradients after the loop against autograd, those by oneDNN against torch's, and gates against cells."""
+"""Products whose gradients are computed after the loop equal autograd's; products by oneDNN equal torch's; gates."""
 
 import itertools
 from collections.abc import Callable
@@ -30,7 +30,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], list[tuple[
 
 
 def gradients(operation: Callable[..., Tensor], first: Tensor, operands: list[Tensor]) -> list[Tensor]:
-    """Of a recurrence of several steps, with respect to everything."""
+    """Return loss and gradients of a recurrence over STEPS steps, with respect to all its inputs."""
     state, outputs = first, []
     with loop():
         for _ in range(STEPS):
@@ -43,7 +43,7 @@ def gradients(operation: Callable[..., Tensor], first: Tensor, operands: list[Te
 @pytest.mark.parametrize("most", [10**6, 100, 1])
 @pytest.mark.parametrize("name", CASES)
 def test_equals_autograd(name: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many numbers the steps may leave until the gradient of a weight is computed from them."""
+    """`most` limits how many numbers wait until a parameter's gradient is computed from them."""
     monkeypatch.setattr(module, "PENDING_ELEMENTS", most)
     ours, plain, shapes = CASES[name]
     first, *operands = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes)
@@ -56,7 +56,7 @@ def test_equals_autograd(name: str, most: int, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_loop_ends_where_it_is_left() -> None:
-    """A second loop over the same weight has a gradient of its own."""
+    """A second loop over the same parameter computes its own gradient."""
     weight = torch.randn(3, 3, dtype=torch.float64, requires_grad=True)
     inputs = torch.randn(2, 3, dtype=torch.float64)
     outputs = []
@@ -106,7 +106,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "part": lambda x: torch.cat([x, x], dim=-1)[..., : x.shape[-1]],
     "every other row": lambda x: x.repeat_interleave(2, dim=-2)[..., ::2, :],
 }
-SIZES = (5, 128)  # the larger ones are multiplied by oneDNN, on processors where that is faster
+SIZES = (5, 128)  # oneDNN multiplies the larger ones where it is faster
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -136,7 +136,7 @@ def test_a_layer_has_its_gradients(size: int) -> None:
 
 
 def test_gradients_of_gates_have_the_types_of_their_tensors() -> None:
-    """States stay float32 under autocast."""
+    """Gates may be bfloat16 while the state stays float32, as under autocast."""
     state = torch.randn(2, 4, requires_grad=True)
     gru, lstm = ([torch.randn(2, 4 * n).bfloat16().requires_grad_() for _ in range(2)] for n in (3, 4))
     hidden, cell = lstm_gates(*lstm, state)

@@ -1,4 +1,4 @@
-"""Losses and probabilities of mixtures against their plain formulas, in float64."""
+"""Losses and probabilities of mixtures, compared with their plain formulas in float64."""
 
 from functools import partial
 
@@ -25,7 +25,7 @@ LIKELIHOOD = partial(likelihood, smoothing=0.1)
 
 
 class Problem:
-    """Readouts of C copies, an output layer, weights with some zeros, targets, and positions that count."""
+    """Readouts of C passes, an output layer, mixture weights with some zeros, targets, and the positions that count."""
 
     def __init__(self, copies: int = 1) -> None:
         generator = torch.Generator().manual_seed(3)
@@ -37,7 +37,7 @@ class Problem:
         mixing[..., 0] += 0.1
         mixing = mixing / mixing.sum(-1, keepdim=True)
         self.operands = [drawn(copies, N, K, R), drawn(V, R), drawn(V), mixing]
-        self.operands[3][:, 5] = 0.0  # padding
+        self.operands[3][:, 5] = 0.0  # row 5 is padding
         self.targets = torch.randint(V, (N,), generator=generator)
         self.counted = torch.arange(N) != 5
 
@@ -46,13 +46,13 @@ class Problem:
 
 
 def naive(inputs: list[Tensor], problem: Problem, criterion: Criterion, of_losses: bool) -> Tensor:
-    """Position by position."""
+    """Compute the loss of a mixture position by position."""
     readouts, weight, bias, mixing = inputs
     total = readouts.new_zeros(())
     for n in range(N):
         if not problem.counted[n]:
             continue
-        logits = readouts[:, n] @ weight.T + bias  # (C, K, V)
+        logits = readouts[:, n] @ weight.T + bias  # (C, K, V) logits of position n
         target = problem.targets[n : n + 1]
         if of_losses:
             total = total + sum(mixing[0, n, k] * criterion(logits[:1, k, None], target)[0].sum() for k in range(K))
@@ -88,7 +88,7 @@ def test_loss_and_gradients_equal_the_formula(
     assert not terms["loss"][5]
     found = torch.autograd.grad(3 * total, inputs)
     wanted = torch.autograd.grad(3 * expected, others)
-    present = inputs[3] > 0  # a readout without weight is left out, so its weight has no gradient
+    present = inputs[3] > 0  # readouts with weight 0 are skipped and get no gradient
     for one, other, keep in zip(found, wanted, (present[..., None], True, True, present), strict=True):
         torch.testing.assert_close(one, other * keep, **EXACT)
 

@@ -1,4 +1,4 @@
-"""The chunked loss of the output layer against torch's own operations on all logits, value and gradient."""
+"""The chunked loss of the output layer: value and gradient equal those of torch's operations on all logits."""
 
 from functools import partial
 
@@ -11,7 +11,7 @@ from nmt.ops.output_loss import SIZES, ChunkSizes, Criterion, OutputLoss, output
 from nmt.training.losses import distillation, likelihood, r_drop
 
 N, R, V, PAD = 23, 7, 11, 2
-CHUNKS = [(1, 1), (10 * V, 4 * V), (10**6, 6 * V), (10**6, 10**6)]  # logits at a time, logits a criterion gets
+CHUNKS = [(1, 1), (10 * V, 4 * V), (10**6, 6 * V), (10**6, 10**6)]  # most logits at a time, most logits per criterion
 OF_ONE_OR_TWO = pytest.mark.parametrize(
     ("criterion", "copies"),
     [(partial(likelihood, smoothing=0.1), 1), (partial(r_drop, alpha=5.0, smoothing=0.1), 2)],
@@ -20,7 +20,7 @@ Tensors = list[Tensor]
 
 
 def tensors(copies: int = 1, width: int = R, dtype: torch.dtype = torch.float64) -> Tensors:
-    """Readouts (C, N, R), output table and bias."""
+    """Draw readouts (C, N, R), the output layer's table (V, R) and its bias (V,)."""
     shapes = ((copies, N, width), (V, width), (V,))
     return [torch.randn(*shape, dtype=dtype).requires_grad_() for shape in shapes]
 
@@ -40,7 +40,7 @@ def plain_likelihood(operands: Tensors, right: Tensor, smoothing: float = 0.1) -
 
 
 def plain_r_drop(operands: Tensors, right: Tensor, smoothing: float = 0.1, alpha: float = 5.0) -> Tensor:
-    """Half of the paper's loss."""
+    """Compute half of R-Drop's loss (Liang et al. 2021)."""
     real = right != PAD
     first, second = F.linear(*operands)[:, real]
     p, q = first.log_softmax(-1), second.log_softmax(-1)
@@ -69,7 +69,7 @@ def distil(
 ) -> OutputLoss:
     layers = [(table, bias) for _, table, bias in teachers]
     criterion = partial(distillation, output_layers=layers, teacher_weight=weight, smoothing=smoothing)
-    nothing = torch.zeros(len(right), 0, dtype=torch.int64)  # is copied
+    nothing = torch.zeros(len(right), 0, dtype=torch.int64)  # no token is copied
     inputs = ((readouts[0][:, None], torch.ones(len(right), 1), nothing) for readouts, *_ in teachers)
     components = (part for each in inputs for part in each)
     return output_loss(*operands, right != PAD, criterion, right, *components, sizes=sizes)
@@ -127,7 +127,7 @@ def test_goes_backward_once_and_not_at_all_in_evaluation(criterion: Criterion, c
 
 
 def test_a_hopeless_target_has_a_finite_loss() -> None:
-    """Its probability underflows, its logarithm does not."""
+    """The target's probability underflows, its logarithm does not."""
     weight, one = torch.tensor([[500.0], [-500.0]]), torch.ones(1, dtype=torch.bool)
     criterion = partial(likelihood, smoothing=0.0)
     loss = output_loss(torch.ones(1, 1, 1), weight, torch.zeros(2), one, criterion, torch.tensor([1]))

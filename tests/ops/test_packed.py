@@ -1,4 +1,4 @@
-"""Packed weights compute the same product."""
+"""Packed parameters give the same products."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ def test_is_the_product(rows: tuple[int, ...], dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("bounded", [False, True])
 def test_integers_are_nearly_the_product(bounded: bool) -> None:
     inputs, weight, bias = operands((3, 40))
-    inputs = inputs if bounded else inputs * torch.logspace(-3, 3, 40)[:, None]  # each row has its own scale
+    inputs = inputs if bounded else inputs * torch.logspace(-3, 3, 40)[:, None]  # rows of very different scale
     for offset in (bias, None):
         expected = torch.nn.functional.linear(inputs, weight, offset)
         result = linear(inputs, pack_int8(weight, bounded), offset)
@@ -53,7 +53,7 @@ def test_a_row_of_integers_does_not_depend_on_the_others(bounded: bool) -> None:
     together = linear(inputs, weight, bias)
     for row in (0, 7, 63):
         alone = linear(inputs[row : row + 1], weight, bias)[0]
-        torch.testing.assert_close(alone, together[row], rtol=1e-5, atol=1e-5)  # a step of an integer is 1e-2
+        torch.testing.assert_close(alone, together[row], rtol=1e-5, atol=1e-5)  # far below the integers' step of 1e-2
 
 
 def test_a_processor_without_such_products_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What a loop forgets; rows gathered again and again; rows swapped."""
+"""Tensors that a loop must release; rows gathered repeatedly; rows swapped."""
 
 import gc
 import weakref
@@ -16,7 +16,7 @@ def nothing(pending: list[Any]) -> tuple[Tensor | None, ...]:
 
 
 def test_a_loop_forgets_a_deleted_tensor() -> None:
-    """Another tensor may get its id, and what was computed from it takes memory."""
+    """Otherwise a new tensor with the same id would get its results, and the results would hold memory."""
     with loop():
         tensor = torch.zeros(2)
         anchor = weakref.ref(defer_gradient((tensor,), nothing).anchor)
@@ -36,7 +36,7 @@ def read_twice(tensor: Tensor, shared: bool) -> list[Tensor]:
 
 @pytest.mark.parametrize("used", [[0, 1], [0], [1]])
 def test_reading_is_indexing(used: list[int]) -> None:
-    """Whatever of what was read is used, and when the backward pass is run again."""
+    """Tests all choices of reads that the loss uses, and a second backward pass."""
     tensor = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
     gradients = []
     for shared in (True, False):

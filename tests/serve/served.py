@@ -1,4 +1,4 @@
-"""A service for small models, inside the test's process or in a fork of it."""
+"""The service with small models, within the test's process or in a fork of it."""
 
 import logging
 import os
@@ -29,7 +29,7 @@ LOADING: dict[str, Any] = {"precision": "fp32", "device": "cpu", "threads": 1}
 
 
 def trained(directory: Path, *overrides: str) -> Path:
-    """A run of a tiny model, trained for a moment."""
+    """Train a tiny model for three updates, and return its run."""
     values = values_of("train", [*TINY, "data.test_size=2", "training.max_steps=3", *overrides])
     assert train(validated(TrainConfig, values), directory, []) == 0
     return directory
@@ -49,7 +49,7 @@ def service(
 
 @contextmanager
 def serving(runs: Runs, rules: Rules = RULES, **settings: int) -> Iterator[TestClient]:
-    """A client of a service within this process."""
+    """Serve runs within this process, and give the client."""
     with (
         service(runs, **settings) as started,  # type: ignore[arg-type]
         TestClient(application(started, rules), raise_server_exceptions=False) as client,
@@ -58,12 +58,12 @@ def serving(runs: Runs, rules: Rules = RULES, **settings: int) -> Iterator[TestC
 
 
 class Process:
-    """nmt-serve in a fork of this process, by default with run=demo."""
+    """The command nmt-serve in a fork of this process, by default with run=demo."""
 
     def __init__(self, output: Path, *overrides: str, environment: dict[str, str]) -> None:
         def work() -> int:
             compose_once()
-            logging.getLogger().handlers.clear()  # pytest's, which keep warnings of libraries from standard error
+            logging.getLogger().handlers.clear()  # pytest's handlers hide warnings from standard error
             os.environ.update(environment)
             run = [] if any(word.startswith("run=") for word in overrides) else ["run=demo"]
             sys.argv = ["nmt-serve", *run, "port=0", "device=cpu", "precision=fp32", "threads=1", *overrides]
@@ -80,7 +80,7 @@ class Process:
         os.kill(self._number, number)
 
     def ended(self) -> int:
-        """Wait for its end. Returns its status, negative after a signal."""
+        """Wait until the process ends. Returns its status, negative after a signal."""
         if self._status is None:
             self._status = ended(self._number)
         return self._status
@@ -89,7 +89,7 @@ class Process:
         return self._status is None and os.waitpid(self._number, os.WNOHANG) == (0, 0)
 
     def logged(self) -> list[str]:
-        """What it printed after the first line."""
+        """Return the lines that it printed after the first one."""
         return self.output.read_text().split("\n")[1:-1]
 
     def _wait_for_line(self) -> str:
@@ -104,7 +104,7 @@ class Process:
 
 @contextmanager
 def process(folder: Path, *overrides: str, environment: dict[str, str] | None = None) -> Iterator[Process]:
-    """nmt-serve in a fork of this process, which is killed at the end of the block."""
+    """Run nmt-serve in a fork of this process, and kill the fork at the end of the block."""
     number = len(list(folder.glob("serve.*")))
     started = Process(folder / f"serve.{number}", *overrides, environment=environment or {})
     try:
@@ -116,5 +116,5 @@ def process(folder: Path, *overrides: str, environment: dict[str, str] | None = 
 
 
 def words(texts: Sequence[Sequence[dict[str, str]]]) -> list[str]:
-    """The best translations of an answer."""
+    """Return the best translation of each text in an answer."""
     return [nbest[0]["text"] for nbest in texts]

@@ -1,4 +1,4 @@
-"""The queue: what shares a batch, what goes first, what happens to the rest."""
+"""The queue: which sentences share a batch, in which order batches run, and what happens at errors and the end."""
 
 import threading
 import time
@@ -15,7 +15,7 @@ ONE = QueueSettings(workers=1, threads=1, sentences=100, wait=0.0)
 
 
 class Gate:
-    """Work that records its batches and waits until it may go on."""
+    """A function for the batcher that records its batches, and waits until the test opens the gate."""
 
     def __init__(self) -> None:
         self.open, self.started = threading.Event(), threading.Event()
@@ -43,7 +43,8 @@ def test_similar_lengths_share_a_batch_and_the_oldest_goes_first(gate: Gate) -> 
     futures = batcher.submit(gate, lengths, lengths, "key", 40)
     gate.open.set()
     assert [future.result(20) for future in first + futures] == ["done busy", *(f"done {n}" for n in lengths)]
-    # 9 has waited longest; 10 and 8 are nearest to it, a fourth of length 11 would not fit into 40.
+    # The sentence of length 9 has waited longest; 10 and 8 are nearest in length. A fourth, of length 11, would exceed
+    # the batch's 40 tokens.
     assert gate.batches == [["busy"], [9, 10, 8], [1, 2, 11], [30]]
     batcher.close()
 
@@ -52,7 +53,7 @@ def test_no_job_starves_however_many_fit_better_elsewhere(gate: Gate) -> None:
     batcher = Batcher(ONE)
     batcher.submit(gate, ["busy"], [1], "key", 10)
     assert gate.started.wait(20)
-    (long,) = batcher.submit(gate, ["long"], [500], "key", 10)  # longer than a batch
+    (long,) = batcher.submit(gate, ["long"], [500], "key", 10)  # exceeds the limit of a batch
     short = batcher.submit(gate, range(50), [1] * 50, "key", 10)
     gate.open.set()
     assert long.result(20) == "done long"
@@ -88,8 +89,8 @@ def test_sentences_that_arrive_together_share_a_batch_though_a_thread_is_free() 
 
 
 def test_a_free_thread_leaves_a_busy_one_its_share(gate: Gate) -> None:
-    """Otherwise one thread would work on nearly all sentences of clients that wait for their answers, the other on few
-    at a time."""
+    """A free thread takes only its share of the waiting sentences. Otherwise one thread would get nearly all sentences
+    of clients that wait for answers, the other one only a few at a time."""
     batcher = Batcher(QueueSettings(workers=2, threads=1, sentences=100, wait=0.2))
     futures = batcher.submit(gate, ["first"], [4], "key", 100)
     assert gate.started.wait(20)

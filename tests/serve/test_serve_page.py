@@ -1,4 +1,4 @@
-"""The page in a browser, before the service with two small models."""
+"""The page in a browser, with a service for two small models."""
 
 import json
 import time
@@ -25,7 +25,7 @@ from nmt.explain.explanation import explain
 pytestmark = pytest.mark.slow
 LINE = "a small dog sees the red house ."
 HOSTILE = "<script>alert(1)</script> \u202eabc <img/src=x> &lt; {{7*7}}"
-# What shows that a view is drawn.
+# View -> selector of elements that exist once the view is drawn.
 READY = {"alignment": ".links .word", "beam": ".tree .node", "compare": ".card .text"}
 PIECES = [
     ["▁Un", "▁cha", "peau", "</s>"],
@@ -42,7 +42,7 @@ class Page:
         self.chrome, self.address = chrome, address
 
     def open(self, width: int = 1280, height: int = 900, theme: str = "light", **state: object) -> None:
-        """As a visitor for the first time, with the state that a link holds; waits for the translation of its text."""
+        """Open the page without stored settings, with the state of a link, and wait for its text's translation."""
         if self.chrome.current_url.startswith(self.address):
             self.js("sessionStorage.clear(); localStorage.clear()")
         self.chrome.get("about:blank")
@@ -71,7 +71,7 @@ class Page:
         return self.chrome.execute_script(script, *values)
 
     def called(self, module: str, expression: str, *values: object) -> Any:  # noqa: ANN401
-        """The expression's value, of the module `m` and the values `v`."""
+        """Evaluate a JavaScript expression of the imported module `m` and the values `v`."""
         script = f"const v = [...arguments], done = v.pop(); import('/static/{module}').then(m => done({expression}))"
         return self.chrome.execute_async_script(script, *values)
 
@@ -82,7 +82,7 @@ class Page:
         return self.chrome.find_element(By.CSS_SELECTOR, selector)
 
     def texts(self, selector: str) -> list[str]:
-        """Also of what is hidden; read at once, because the page may draw anew meanwhile."""
+        """Return the texts of all matching elements, hidden ones too, in one call: the page may redraw meanwhile."""
         return list(self.js("return [...document.querySelectorAll(arguments[0])].map(e => e.textContent)", selector))
 
     def text(self, selector: str) -> str:
@@ -92,11 +92,11 @@ class Page:
         return (self.texts(".translation .text") or [""])[0]
 
     def cell(self, row: int, column: int) -> WebElement:
-        """Of the heatmap, from 0."""
+        """Find a cell of the heatmap; row and column count from 0."""
         return self.one(f"[role=gridcell][aria-rowindex='{row + 1}'][aria-colindex='{column + 1}']")
 
     def weight(self, row: int, column: int) -> float:
-        """Of a cell; NaN while the page draws the table anew."""
+        """Return the weight of a cell; NaN while the page redraws the table."""
         cell = f"[role=gridcell][aria-rowindex='{row + 1}'][aria-colindex='{column + 1}']"
         label = str(self.js("return document.querySelector(arguments[0])?.ariaLabel ?? ''", cell))
         return float(label.rpartition(" ")[2] or "nan")
@@ -108,7 +108,7 @@ class Page:
         self.one(f"{select} option[value='{value}']").click()
 
     def requests(self) -> list[dict[str, Any]]:
-        """What the browser has requested since the last call."""
+        """Return the browser's requests since the last call."""
         events = [json.loads(entry["message"])["message"] for entry in self.chrome.get_log("performance")]
         return [event["params"]["request"] for event in events if event["method"] == "Network.requestWillBeSent"]
 
@@ -201,7 +201,7 @@ def test_saliency_and_window_come_from_the_service(page: Page, translator: Trans
 
 
 def test_a_translation_of_ones_own_is_scored_and_explained(page: Page, translator: Translator) -> None:
-    own = "le Ж chien"  # with an unknown character
+    own = "le Ж chien"  # contains an unknown character
     page.one("#own").send_keys(own)
     (scored,) = translator.score([LINE], [own])
     page.wait(lambda: f"{abs(scored.log_prob):.3f}" in "".join(page.texts("#own-probabilities")))
@@ -229,7 +229,7 @@ def test_an_error_stands_by_the_field_in_the_services_words(page: Page, translat
     field = "const field = document.getElementById('source'); field.value = arguments[0];"
     page.js(f"{field} field.dispatchEvent(new InputEvent('input'))", "word " * 600)
     page.wait(lambda: page.text("#error").startswith("text 1: has "))
-    assert page.best() == translator.translate([LINE])[0].text  # the last one that could be made
+    assert page.best() == translator.translate([LINE])[0].text  # the last translation stays
     page.js(f"{field} field.dispatchEvent(new InputEvent('input'))", LINE)
     page.wait(lambda: page.text("#error") == "")
 
@@ -243,7 +243,7 @@ def test_a_token_is_asked_for_once_and_never_in_the_link(chrome: webdriver.Chrom
         page.wait(page.best)
         assert not page.one("#token-form").is_displayed()
         page.chrome.refresh()
-        page.wait(page.best)  # kept in the tab
+        page.wait(page.best)  # the tab has stored the token
         page.js("sessionStorage.clear()")
         page.chrome.get("about:blank")
         page.visit(text=LINE, token="se cret")
@@ -271,7 +271,7 @@ def test_texts_of_strangers_stay_text(page: Page, view: str) -> None:
     page.wait(lambda: page.find(READY[view]))
     assert page.js("return document.querySelectorAll('script, img').length") == 1
     if view == "alignment":
-        assert "\u202e" not in page.text(".labels.columns")  # named by its number instead
+        assert "\u202e" not in page.text(".labels.columns")  # the page shows its number instead
 
 
 @pytest.mark.parametrize(("width", "height"), [(360, 740), (1280, 900)])
@@ -311,7 +311,7 @@ return worst.sort(([a], [b]) => a - b).slice(0, 3);
 def test_all_text_has_contrast(page: Page, theme: str, view: str) -> None:
     page.open(theme=theme, text=LINE, own="un chien", view=view)
     page.wait(lambda: page.find("#own-probabilities .word") and page.find(READY[view]))
-    time.sleep(0.2)  # for fading
+    time.sleep(0.2)  # until elements have faded in
     worst = page.js(CONTRAST)
     assert worst[0][0] >= 4.5, worst
 
@@ -337,7 +337,7 @@ def test_words_are_merged_as_the_metrics_do(page: Page, target: list[str], sourc
 
 
 def longest(a: str, b: str) -> int:
-    """The length of the longest common subsequence, by its definition."""
+    """Compute the length of the longest common subsequence by its definition."""
 
     @cache
     def rest(i: int, j: int) -> int:

@@ -1,4 +1,4 @@
-"""nmt-serve as a process: starting, clients that misbehave or leave, and stopping."""
+"""The process of nmt-serve: start, clients that misbehave or leave, and stop."""
 
 import http.client
 import json
@@ -52,7 +52,7 @@ def opened(address: str, sent: bytes) -> socket.socket:
 
 
 def test_many_clients_get_what_the_command_prints(address: str) -> None:
-    """Each sentence alone, from sixteen clients at once, line for line."""
+    """Sixteen clients at once send single sentences; the answers equal the lines of nmt-translate."""
     sources = LINES * 8
     words_ = ["run=demo", "precision=fp32", "device=cpu"]
     printed = call("nmt-translate", *words_, stdin="\n".join(sources).encode()).stdout.decode()
@@ -81,7 +81,7 @@ def test_what_is_no_http_is_refused(server: Process, sent: bytes) -> None:
 
 
 def test_names_of_this_machine(address: str) -> None:
-    """Its own, and those that the configuration adds."""
+    """Accepts this machine's own names and those of the configuration as Host, and no others."""
     client = connection(address)
     for name, status in (("localhost", 200), ("translate.example:443", 200), ("other.example", 400)):
         client.request("GET", "/healthz", headers={"host": name})
@@ -152,7 +152,7 @@ def test_what_stays_away_is_given_up(tmp_path: Path) -> None:
         with pytest.raises(OSError, match="401"):
             post(started.address, text="a")
         assert post(started.address, "secret", text="a")
-        assert "#token" not in started.output.read_text()  # it may be shown to others
+        assert "#token" not in started.output.read_text()  # the output may be shown to others
 
 
 def refused(*overrides: str, **environment: str) -> str:

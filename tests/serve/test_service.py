@@ -1,4 +1,4 @@
-"""The service's answers, against the Python API and the rules of a request."""
+"""The service's answers, compared with the Python API, and the rules for requests."""
 
 import asyncio
 import shutil
@@ -38,7 +38,7 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[str | list[str]]:
-    """The model that comes with the package, one of each other kind, and an ensemble."""
+    """List the runs to serve: the package's model, one run of each kind in KINDS, and an ensemble."""
     folder = tmp_path_factory.mktemp("served")
     others = [str(trained(folder / name, *kind)) for name, kind in KINDS.items()]
     return ["demo", *others, others[:2]]
@@ -102,7 +102,7 @@ def test_forced_decoding(client: TestClient, translator: Translator) -> None:
 
 @pytest.mark.parametrize("target", [None, "le chien dort ."])
 def test_requests_with_other_settings_share_no_batch(target: str | None) -> None:
-    """They wait at the same time, each with a length penalty of its own."""
+    """The requests wait at the same time, and each has another length penalty."""
     alphas = [0.0, 0.5, 1.0]
 
     async def ask() -> list[TranslateAnswer]:
@@ -175,7 +175,7 @@ def test_an_explanation_has_what_the_attention_has(client: TestClient) -> None:
     np.testing.assert_allclose(tokens["token_log_probs"], plain["token_log_probs"], atol=1e-3)
     heads = explain("multihead")
     np.testing.assert_allclose(np.mean(heads["heads"], 0), heads["alignment"], atol=1e-4)
-    assert heads["window"] is None  # several heads have several windows
+    assert heads["window"] is None  # each head has its own window
     local = explain("local")
     for row, centre in zip(np.array(local["alignment"]), local["window"]["centres"], strict=True):
         assert not row[np.abs(np.arange(len(row)) - centre) > local["window"]["reach"]].any()
@@ -202,7 +202,7 @@ def test_models_are_described_and_chosen_by_their_names(client: TestClient, runs
     assert len(models["local"]["examples"]) > 0
     for key, names in {
         "heads": ["multihead"],
-        "window": ["local"],  # an explanation has no windows of several heads, so the page does not offer them
+        "window": ["local"],  # not "heads": explanations lack the windows of several heads
         "monotonic": ["monotonic"],
         "latent": ["marginal"],
     }.items():
@@ -215,8 +215,8 @@ def test_models_are_described_and_chosen_by_their_names(client: TestClient, runs
 
 
 def test_a_folder_stands_for_the_trained_runs_below_it(runs: list[str | list[str]], tmp_path: Path) -> None:
-    """As a value of its own, and beside a run; not as a member of an ensemble. A run that is named by a time has its
-    attention in its name."""
+    """A folder may be the only value or stand beside a run, but not be a member of an ensemble. The name of a run whose
+    folder is a time starts with its attention."""
     for name in ("sweep/2026-11-27/00-13-30-123456", "sweep/seeds/1", "sweep/untrained"):
         shutil.copytree(str(runs[1]), tmp_path / name)
     dated = RunDirectory(tmp_path / "sweep/2026-11-27/00-13-30-123456")
@@ -341,7 +341,7 @@ def test_a_request_that_fails_gives_up_its_other_texts(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Translator, "translate_nbest", fail)
     with service(["demo"], wait=0.0, batch_tokens=500) as started:
-        texts = ["the cat " * 20] * 20  # too long for one batch
+        texts = ["the cat " * 20] * 20  # needs several batches
         with pytest.raises(KeyError):
             asyncio.run(started.translate(TranslateRequest(text=texts)))
         assert len(started.batcher) == 0
@@ -389,7 +389,7 @@ def test_figures_for_prometheus(client: TestClient) -> None:
     assert after[answered] - before.get(answered, 0) == 1
     assert after["nmt_waiting_sentences"] == 0
     assert after["nmt_batch_sentences_count"] > before["nmt_batch_sentences_count"]
-    assert not any("some" in name for name in after)  # no series for each path that somebody tries
+    assert not any("some" in name for name in after)  # unknown paths get no series of their own
 
 
 def test_a_models_own_beam_may_be_wider_than_what_clients_may_ask_for() -> None:
@@ -414,6 +414,6 @@ def test_hosts_origins_and_tokens() -> None:
         assert client.get("/metrics").headers["www-authenticate"] == "Bearer"
         for host in ("evil.example", "[", "localhost.evil.example", "[::1", ""):
             assert client.get("/healthz", headers={"host": host}).status_code == 400
-        # "null" comes from a page that sends no referrer, or within a sandboxed frame.
+        # A browser sends "null" for a page without a referrer, and for a sandboxed frame.
         origins = {"http://evil.example": 403, "http://[": 403, "null": 403, "http://localhost": 200}
         assert {origin: status(authorization="Bearer secret", origin=origin) for origin in origins} == origins
