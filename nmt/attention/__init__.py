@@ -1,5 +1,5 @@
-"""Scores, windows, normalizers, alignments, coverage and heads: the parts that combine freely.
+"""Attention, composed of parts that combine freely: scores, windows, normalizers, alignments, coverage and heads.
 
 Begin with `attention.py`, which joins the parts. Each of `scores.py`, `normalizers.py` and `alignment.py` starts with
-the interface of its part. A score of your own: CONTRIBUTING.md.
+the interface of its part. CONTRIBUTING.md shows how to add a score.
 """

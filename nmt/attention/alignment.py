@@ -1,6 +1,7 @@
-"""Alignment: how an attention uses its distribution over source positions; and REINFORCE, which trains sampled ones.
+"""Alignment: from an attention's distribution over source positions to the weights of the context. Hard attention
+samples one position from the distribution; REINFORCE (`Policy`) trains it.
 
-Shapes: B batch, T target positions, W source positions of the window (S where it is global), Q query.
+Shapes: B batch, T target positions, W source positions in the window (all S if it is global), Q size of a query.
 """
 
 from typing import NamedTuple
@@ -11,42 +12,42 @@ from torch import Tensor, nn
 from nmt.attention.normalizers import Normalized
 from nmt.ops.draws import draw
 
-MOMENTUM = 0.9  # of the mean reward (Xu et al. 2015, 4.1)
+MOMENTUM = 0.9  # share that the running mean reward keeps at each update (Xu et al. 2015, 4.1)
 
 
 class Aligned(NamedTuple):
-    """The weights of the context; of a sampled position also how it was sampled."""
+    """The weights of the context; if positions were sampled for REINFORCE, also how."""
 
     weights: Tensor  # (B, T, W)
-    log_prob: Tensor | None = None  # (B, T) of the sampled position
-    entropy: Tensor | None = None  # (B, T) of the distribution, in nats
+    log_prob: Tensor | None = None  # (B, T) log-probability of the sampled position
+    entropy: Tensor | None = None  # (B, T) entropy of the distribution, in nats
 
 
 class Choice(NamedTuple):
-    """How hard attention sampled its positions, for REINFORCE."""
+    """What REINFORCE reads of the positions that hard attention sampled."""
 
-    log_prob: Tensor  # (B, T) of the sampled position (with heads: their sum); 0 where none was sampled
-    entropy: Tensor  # (B, T) in nats, of the distribution it was sampled from
-    query: Tensor  # (B, T, Q)
+    log_prob: Tensor  # (B, T) log-probability of the sampled position, summed over heads; 0 where none was sampled
+    entropy: Tensor  # (B, T) entropy of the distribution in nats, summed over heads
+    query: Tensor  # (B, T, Q), from which a learned baseline is computed
 
 
 class Alignment(nn.Module):
-    """Turns the distribution over positions into the weights of the context. The weights of a distribution sum to 1,
-    also in a window that scales them.
+    """Turns the distribution over positions into the weights of the context.
 
-    Here they are the distribution itself, for predictions that sum over source positions (nmt.model.latent).
+    If a window scales the distribution, `Attention` first makes it sum to 1 again. This base class returns the
+    distribution unchanged, for predictions that sum over source positions (nmt.model.latent).
     """
 
     def forward(self, distribution: Normalized) -> Aligned:
-        """(B, T, W), a row of zeros where no position is kept -> weights (B, T, W)."""
+        """Compute weights (B, T, W) from a distribution (B, T, W). A row of zeros, without valid positions, stays."""
         return Aligned(distribution.weights)
 
 
 class SampledAlignment(Alignment):
-    """One position: sampled in training, the most probable one otherwise   (Xu et al. 2015, 4.1).
+    """Chooses one position: in training it samples, otherwise it takes the most probable one   (Xu et al. 2015, 4.1).
 
-    Sampling is not differentiable; `Policy` trains it. With probability `soft_share`, a step uses the distribution
-    instead of a sample, which reduces the variance (ibid.).
+    Sampling is not differentiable; `Policy` trains it. With probability `soft_share`, a training step uses the whole
+    distribution instead of a sample, which reduces the variance of the gradient (ibid.).
     """
 
     def __init__(self, soft_share: float) -> None:
@@ -54,7 +55,7 @@ class SampledAlignment(Alignment):
         self.soft_share = soft_share
 
     def forward(self, distribution: Normalized) -> Aligned:
-        """(B, T, W) -> weights (B, T, W), in training with log_prob and entropy (B, T)."""
+        """Compute weights (B, T, W) from a distribution (B, T, W); in training, also log_prob and entropy (B, T)."""
         probs = distribution.weights
         if not self.training:
             return Aligned(_one_hot(probs, probs == 0))
@@ -71,15 +72,19 @@ class SampledAlignment(Alignment):
 
 
 class StraightThroughAlignment(Alignment):
-    """One position: sampled by the Gumbel-max trick in training, with the gradient of softmax((log p + noise) /
-    temperature) passed straight through; the most probable one otherwise   (Jang et al. 2017, 2.2)."""
+    """Chooses one position: in training it samples by the Gumbel-max trick, otherwise it takes the most probable one
+    (Jang et al. 2017, 2.2).
+
+    The weights are one-hot, but have the gradient of softmax((log p + noise) / temperature), where p is the
+    distribution and the noise is the Gumbel noise that chose the position.
+    """
 
     def __init__(self, temperature: float) -> None:
         super().__init__()
         self.temperature = temperature
 
     def forward(self, distribution: Normalized) -> Aligned:
-        """(B, T, W) -> weights (B, T, W)."""
+        """Compute weights (B, T, W) from a distribution (B, T, W)."""
         probs = distribution.weights
         impossible = probs == 0
         if not self.training:
@@ -92,16 +97,17 @@ class StraightThroughAlignment(Alignment):
 
 def sample_positions(probs: Tensor, uniform: Tensor) -> Tensor:
     """Sample positions by inverse transform sampling: distributions (B, T, W), uniform numbers in [0, 1) (B, T) ->
-    one-hot (B, T, W), zeros for a row of zeros."""
+    one-hot (B, T, W). For a row of zeros, the result is a row of zeros."""
     cdf = probs.detach().cumsum(-1, dtype=uniform.dtype)
     total = cdf[..., -1:]
-    # The first position above the threshold. One that reaches the total is the last with a probability above 0.
+    # Take the first position whose cumulative probability exceeds the uniform number. The search ends at the last
+    # position with a probability above 0, where the total is reached: rounding may leave the total below that number.
     position = ((cdf <= uniform[..., None]) & (cdf < total)).sum(-1, keepdim=True)
     return torch.zeros_like(probs).scatter_(-1, position, 1.0).masked_fill(total == 0, 0.0)
 
 
 def _finite_logs(distribution: Normalized) -> Tensor:
-    """log p, finite where p is 0."""
+    """Compute log p. Where p is 0, the result is some finite number, so that p log p is 0."""
     weights, log_weights = distribution
     if log_weights is not None:
         return log_weights.masked_fill(weights == 0, 0.0)
@@ -109,37 +115,39 @@ def _finite_logs(distribution: Normalized) -> Tensor:
 
 
 def _one_hot(scores: Tensor, impossible: Tensor) -> Tensor:
-    """(B, T, W) -> 1 at the greatest score of each row, zeros in a row without a possible position."""
+    """Set 1 at the greatest score of each row: (B, T, W), bool (B, T, W) -> (B, T, W). A row without a possible
+    position becomes a row of zeros."""
     best = scores.argmax(-1, keepdim=True)
     return torch.zeros_like(scores).scatter_(-1, best, 1.0).masked_fill(impossible, 0.0)
 
 
 def _gumbel_noise(like: Tensor) -> Tensor:
-    """Draw -log of an exponential variate, which is kept above 0."""
+    """Draw -log x of exponential variates x; they are kept above 0, so that the logarithm is finite."""
     return -torch.empty_like(like).exponential_().clamp_(min=torch.finfo(like.dtype).tiny).log_()
 
 
 class PolicyLoss(NamedTuple):
-    """The terms of REINFORCE, summed over target tokens."""
+    """The loss terms of REINFORCE, summed over target tokens."""
 
-    loss: Tensor  # () differentiable
-    regression: Tensor  # () squared error of a learned baseline, which it alone trains; differentiable
-    entropy: Tensor  # () in nats
+    loss: Tensor  # () trains the attention when minimised; contains the entropy, times -entropy_weight
+    regression: Tensor  # () squared error of a learned baseline, whose parameters it trains; 0 for a moving baseline
+    entropy: Tensor  # () entropy of the distributions in nats, to report; not differentiable
 
 
 class Policy(nn.Module):
-    """REINFORCE: grad = E[sum_t (R_t - b_t) grad log p(s_t)], R_t = sum_{t' >= t} discount^(t' - t) log p(y_t' | ...)
-    (Williams 1992; Xu et al. 2015, eq. 11 and 12).
+    """Trains sampled positions s_t by REINFORCE: grad = E[sum_t (R_t - b_t) grad log p(s_t)], with the return
+    R_t = sum_{t' >= t} discount^(t' - t) log p(y_t' | ...)   (Williams 1992; Xu et al. 2015, eq. 11 and 12).
 
-    Unlike in the paper, R_t sums only the rewards from step t on: the same expected gradient with less variance. The
-    baseline b_t is either learned, a linear function of the query, or moving, the running mean of a token's reward
-    times the (discounted) number of remaining tokens.
+    The reward of a target token y_t is its log-probability. Unlike in the paper, R_t sums only the rewards from step t
+    on, which gives the same expected gradient with less variance. The baseline b_t is either a learned linear function
+    of the query, or "moving": the running mean reward of a token, times the number of remaining tokens (discounted like
+    the rewards).
     """
 
     mean_reward: Tensor
 
     def __init__(self, query_dim: int, baseline: str, *, discount: float, entropy_weight: float) -> None:
-        """baseline: "learned" or "moving"."""
+        """baseline: "learned" or "moving". entropy_weight: factor of the entropy, which is maximised."""
         super().__init__()
         self.discount, self.entropy_weight = discount, entropy_weight
         self.learned = nn.Linear(query_dim, 1) if baseline == "learned" else None
@@ -147,7 +155,8 @@ class Policy(nn.Module):
             self.register_buffer("mean_reward", torch.zeros(()))
 
     def forward(self, choice: Choice, log_probs: Tensor, real: Tensor) -> PolicyLoss:
-        """Log-probabilities (B, T) of the target tokens, bool (B, T) False on padding -> PolicyLoss."""
+        """Compute the loss terms from log-probabilities (B, T) of the target tokens; real: bool (B, T), False at
+        padding."""
         rewards = log_probs.detach().float().masked_fill(~real, 0.0)
         returns, ahead = self._to_go(rewards), self._to_go(real.float())
         if self.learned is None:
@@ -164,12 +173,12 @@ class Policy(nn.Module):
 
     @torch.no_grad()
     def after_update(self, reward: Tensor) -> None:
-        """Update the moving baseline with the mean reward () of a token in the whole batch."""
+        """Update a moving baseline with the mean reward () of the tokens of the whole batch."""
         if self.learned is None:
             self.mean_reward.lerp_(reward.to(self.mean_reward.dtype), 1 - MOMENTUM)
 
     def _to_go(self, rewards: Tensor) -> Tensor:
-        """Sum rewards from each step on, discounted: (B, T) -> (B, T)."""
+        """Sum the discounted rewards from each step to the end: (B, T) -> (B, T)."""
         sums = [rewards.new_zeros(rewards.shape[0])]
         for reward in reversed(rewards.unbind(1)):
             sums.append(reward + self.discount * sums[-1])

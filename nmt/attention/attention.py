@@ -1,7 +1,9 @@
-"""Attention, composed of its parts: what the parts exchange, windows, one head and several.
+"""Attention, which joins a score, a window, a normalizer and an alignment: what these exchange, the windows, attention
+with one head and with several.
 
-Shapes: B batch, S source positions, T target positions, K hypotheses of a sentence, W window, Q query, M memory,
-A attention, F features, N heads, d size of a head, L steered steps.
+Shapes: B batch, S source positions, T target positions, K hypotheses of a sentence, W source positions in a window,
+Q size of a query, M size of a value, A size of a key, F features, N heads, d size of a head, L steps that may be
+steered.
 """
 
 import math
@@ -18,13 +20,14 @@ from nmt.ops.layers import Linear, dropout, in_autocast_dtype, join, loop, map_t
 
 
 class Steering(NamedTuple):
-    """Weights that replace the computed ones at some of the first L steps."""
+    """Attention weights that replace the computed weights at some of the first L steps."""
 
-    weights: Tensor  # (B, L, S)
-    steered: Tensor  # bool (B, L), True where they replace the computed weights
+    weights: Tensor  # (B, L, S), read only at steered steps
+    steered: Tensor  # (B, L) bool, True at the steps where `weights` replaces the computed weights
 
     def replace(self, steps: range, weights: Tensor) -> Tensor:
-        """Replace the rows of steered steps: (B, T, S) of T steps, or of T hypotheses at one step -> (B, T, S)."""
+        """Replace the weights (B, T, S) at steered steps. Row t of a sentence belongs to
+        the t-th of these steps; with a single step, the T rows are its hypotheses."""
         if steps.start >= self.steered.shape[1]:
             return weights
         within = slice(steps.start, steps.stop)
@@ -35,34 +38,35 @@ class Steering(NamedTuple):
         return torch.cat([replaced, weights[:, rows.shape[1] :]], dim=1)
 
     def replace_stops(self, steps: range, log_stops: Tensor) -> Tensor:
-        """Replace log-probabilities (B, T, S) of where monotonic reading stops: steered, it stops at the last position
-        with weight."""
+        """Replace the log-probabilities (B, T, S) that monotonic reading stops at each position: a steered step stops
+        at the last position to which it gives weight."""
         attended = self.weights > 0
         last = attended & (attended.flip(-1).cumsum(-1).flip(-1) == 1)
         return Steering(last.to(log_stops.dtype).log(), self.steered).replace(steps, log_stops)
 
 
 class Memory(NamedTuple):
-    """The encoded source sentences. With N heads, each sentence has N consecutive rows: B is N times as large."""
+    """The encoded source sentences. With N heads, each sentence has N consecutive rows in the batch axis B."""
 
-    values: Tensor  # (B, S, M) encoder states
-    keys: Tensor  # (B, S, A) their projection for the score, computed once per sentence
-    valid: Tensor  # (B, S) bool, True = may be attended to
-    mask: Tensor | None = None  # (B, 1, S) to add to energies: 0 where valid, else the lowest number
-    projection: Tensor | None = None  # (A, F) of a KeyUpdate
+    values: Tensor  # (B, S, M) what a context is a weighted sum of: encoder states, or their projections for a head
+    keys: Tensor  # (B, S, A) projections of the encoder states for the score, computed once per sentence
+    valid: Tensor  # (B, S) bool, True where a position may be attended to
+    mask: Tensor | None = None  # (B, 1, S) added to energies: 0 where valid, else the lowest finite number
+    projection: Tensor | None = None  # (A, F) factor P of the `KeyUpdate`, if the score or coverage has one
     heads: int = 1
-    chunk_keys: Tensor | None = None  # (B, S, A) for the score within the chunks of monotonic chunkwise attention
-    chunk_projection: Tensor | None = None  # (A, F) of the KeyUpdate of that score
+    # Monotonic chunkwise attention has a second score, with its own keys (B, S, A) and projection (A, F); see `Chunk`.
+    chunk_keys: Tensor | None = None
+    chunk_projection: Tensor | None = None
     steering: Steering | None = None
-    detailed: bool = False  # whether `Attended.detail` is returned
+    detailed: bool = False  # True to return `Attended.detail`
 
     @property
     def sentences(self) -> int:
-        """Return the number of sentences."""
+        """Return the number of sentences, which is B / N."""
         return self.valid.shape[0] // self.heads
 
     def select(self, index: Tensor) -> Self:
-        """Select sentences of the batch, int64 (N,)."""
+        """Take the sentences with these indices, an int64 vector. The rows of all heads of a sentence stay together."""
         if self.heads > 1:
             index = (index[:, None] * self.heads + torch.arange(self.heads, device=index.device)).flatten()
         by_sentence = (self.values, self.keys, self.valid, self.mask, self.chunk_keys, self.steering)
@@ -70,32 +74,33 @@ class Memory(NamedTuple):
         return self._replace(values=values, keys=keys, valid=valid, mask=mask, chunk_keys=chunk_keys, steering=steering)
 
     def steered(self, steering: Steering) -> Self:
-        """Steer the attention at some steps, in all heads alike."""
+        """Return a memory that steers the attention of all heads alike. `steering` has one row for each sentence."""
         return self._replace(steering=map_tensors(lambda part: part.repeat_interleave(self.heads, dim=0), steering))
 
 
 class Detail(NamedTuple):
-    """What an attention did beside the mean weights of its heads."""
+    """What each head of an attention did. (`Attended.weights` has only the mean of the heads.)"""
 
-    heads: Tensor  # (B, N, T, S), the weights of each head
-    centres: Tensor | None  # (B, N, T) of a local window, from 0
-    stops: Tensor | None  # int64 (B, N, T): where monotonic reading stopped, from 0; -1: it passed the end
+    heads: Tensor  # (B, N, T, S) attention weights of each head
+    centres: Tensor | None  # (B, N, T) centre of the local window, a source position from 0
+    stops: Tensor | None  # (B, N, T) int64: source position from 0 where monotonic reading stopped; -1 past the end
 
 
 class Attended(NamedTuple):
     """The result of one or more steps of attention."""
 
     context: Tensor  # (B, T, M)
-    weights: Tensor  # (B, T, S), with heads their mean
-    past: Past  # after these steps
-    log_weights: Tensor | None = None  # (B, T, S), -inf where the weight is exactly 0; see Normalized
-    log_stops: Tensor | None = None  # (B, T, S) of monotonic reading, before a chunk divides them
-    choice: Choice | None = None  # of hard attention in training
-    detail: Detail | None = None  # if the memory asks for it
+    weights: Tensor  # (B, T, S), the mean of all heads
+    past: Past  # the past of the step that follows
+    log_weights: Tensor | None = None  # (B, T, S), -inf where the weight is exactly 0; see `Normalized`
+    log_stops: Tensor | None = None  # (B, T, S) log-probabilities that monotonic reading stops; see `Chunk`
+    choice: Choice | None = None  # how hard attention sampled, in training
+    detail: Detail | None = None  # present if `Memory.detailed`
 
 
 def join_steps(steps: Sequence[Attended]) -> Attended:
-    """Join successive steps of T = 1; the past is that after the last."""
+    """Join the results of successive steps (T = 1 each) along T, with the past of the last result. `log_stops`, which
+    only the next step needs, is left out."""
     context, weights, pasts, log_weights, _, choice, detail = zip(*steps, strict=True)
     return Attended(
         join(context, 1),
@@ -108,67 +113,68 @@ def join_steps(steps: Sequence[Attended]) -> Attended:
 
 
 class Window(nn.Module):
-    """Which of the valid positions a query may attend to: all of them, or those within `reach` of a centre."""
+    """Decides to which valid positions a query may attend: to all, or to those at most `reach` from a centre."""
 
-    reach: int | None = None  # D; None for all positions
+    reach: int | None = None  # D, the greatest distance from the centre; None for all positions
 
     @property
     def width(self) -> int:
-        """W: the number of positions that cover the window around any centre, also one between two positions."""
+        """Return W = 2 D + 2: so many successive positions cover the window even if its centre is no integer."""
         assert self.reach is not None
         return 2 * self.reach + 2
 
     def narrows(self, length: int) -> bool:
-        """Check if reading only the window's positions is faster than reading the whole sentence under a mask."""
+        """Check if reading only the window's positions is faster than reading all `length` positions under a mask."""
         return self.reach is not None and 2 * self.width <= length
 
     def positions(self, centres: Tensor, length: int) -> Tensor:
-        """(B, T) -> int64 (B, T, W): positions in the sentence, among them all within reach of the centre."""
+        """Choose W successive positions for each centre (B, T) -> int64 (B, T, W). They include all positions of a
+        sentence of this length that are within reach of the centre."""
         assert self.reach is not None
         first = (centres.detach().floor().long() - self.reach).clamp(0, length - self.width)
         return first[:, :, None] + torch.arange(self.width, device=centres.device)
 
     def centres(self, query: Tensor, valid: Tensor, steps: range) -> Tensor:
-        """Compute the centre for each query, a position from 0, perhaps no integer: (B, T, Q), bool (B, S), the T steps
-        from 0 (or one step for all) -> (B, T)."""
+        """Compute the centre of each query's window: (B, T, Q), bool (B, S) -> (B, T). A centre is a source position,
+        from 0, and not always an integer. steps: the T target positions, from 0, or one that all queries share."""
         raise NotImplementedError
 
     def holds(self, offsets: Tensor) -> Tensor:
-        """Check if offsets (B, T, W) from the centre are within reach."""
+        """Check which offsets (B, T, W) from the centre are within reach."""
         assert self.reach is not None
         return offsets.abs() <= self.reach
 
     def falloff(self, offsets: Tensor) -> Tensor | None:
-        """Offsets (B, T, W) from the centre -> factors of the weights after normalisation, if there are any."""
+        """Compute the factors that multiply the normalised weights, from offsets (B, T, W) from the centre; None if the
+        window has no such factors."""
         return None
 
 
 class GlobalWindow(Window):
-    """All valid positions (Bahdanau et al. 2015)."""
+    """Keeps all valid positions (Bahdanau et al. 2015)."""
 
 
 class LocalMonotonicWindow(Window):
-    """[p_t - D, p_t + D] with p_t = t   (Luong et al. 2015, 3.2, local-m).
-
-    Beyond the end of the source, the window stays at the last position.
-    """
+    """Keeps the positions in [p_t - D, p_t + D], where D = `reach` and the centre p_t is the target position t
+    (Luong et al. 2015, 3.2, local-m). Beyond the end of the source, the centre stays at the last position."""
 
     def __init__(self, reach: int) -> None:
         super().__init__()
         self.reach = reach
 
     def centres(self, query: Tensor, valid: Tensor, steps: range) -> Tensor:
-        """(B, T, Q), bool (B, S) -> (B, T)."""
+        """Compute p_t: (B, T, Q), bool (B, S) -> (B, T)."""
         positions = torch.arange(steps.start, steps.stop, device=query.device)
         last = valid.sum(1, keepdim=True) - 1
         return positions.minimum(last.clamp(min=0)).float().expand(query.shape[:2])
 
 
 class LocalPredictiveWindow(Window):
-    """[p_t - D, p_t + D] with p_t = S sigmoid(v . tanh(W q_t)), the weights falling off as a Gaussian around p_t with
-    sigma = D/2   (Luong et al. 2015, eq. 9 and 10, local-p).
+    """Keeps the positions in [p_t - D, p_t + D], where D = `reach` and the centre p_t = S sigmoid(v . tanh(W q_t)) is
+    predicted from the query q_t   (Luong et al. 2015, eq. 9 and 10, local-p).
 
-    S is the length of the sentence; positions count from 0. The gradient reaches p_t through the Gaussian.
+    S is the length of the sentence, and v and W are learned. Positions count from 0. A Gaussian around p_t with
+    sigma = D/2 multiplies the weights; through it the gradient reaches p_t.
     """
 
     def __init__(self, reach: int, query_dim: int, attention_dim: int) -> None:
@@ -178,19 +184,19 @@ class LocalPredictiveWindow(Window):
         self.position = Linear(attention_dim, 1, bias=False)
 
     def centres(self, query: Tensor, valid: Tensor, steps: range) -> Tensor:
-        """(B, T, Q), bool (B, S) -> (B, T)."""
+        """Compute p_t: (B, T, Q), bool (B, S) -> (B, T)."""
         position = self.position(torch.tanh(self.position_proj(query))).squeeze(-1)
         return valid.sum(1, keepdim=True) * torch.sigmoid(wide(position))
 
     def falloff(self, offsets: Tensor) -> Tensor:
-        """(B, T, W) -> exp(-offset^2 / (2 sigma^2))."""
+        """Compute exp(-offset^2 / (2 sigma^2)): (B, T, W) -> (B, T, W)."""
         assert self.reach is not None
         return torch.exp(offsets.square() * (-2 / self.reach**2))
 
 
 class Attention(nn.Module):
-    """context_t = sum_s w_ts h_s, with w = alignment(normalizer(score(query, keys), window))   (Bahdanau et al. 2015,
-    eq. 5)."""
+    """Computes context_t = sum_s w_ts h_s, with w_t = alignment(normalizer(score(q_t, keys), window))   (Bahdanau et
+    al. 2015, eq. 5): h_s is the encoder state of source position s, q_t the query of target position t."""
 
     def __init__(
         self,
@@ -203,9 +209,9 @@ class Attention(nn.Module):
         chunk: Chunk | None = None,
         reads_past: bool = False,
     ) -> None:
-        """alignment: by default none, that is soft attention: the context is the mean over the distribution. dropout:
-        of the weights, in the context only. chunk: follows a monotonic normalizer. reads_past: does the score,
-        normalizer or coverage depend on what earlier steps attended to?"""
+        """alignment: None for soft attention, where the weights are the distribution itself. dropout: probability of
+        dropping a weight, in the context only. chunk: follows a monotonic normalizer. reads_past: True if the score,
+        normalizer or coverage depends on what earlier steps attended to."""
         super().__init__()
         assert reads_past or (coverage is None and score.key_projection() is None)
         self.score, self.window, self.normalizer, self.coverage = score, window, normalizer, coverage
@@ -214,10 +220,10 @@ class Attention(nn.Module):
     def remember(
         self, states: Tensor, valid: Tensor, values: Tensor | None = None, *, nonempty: bool = False
     ) -> Memory:
-        """Compute the keys once per sentence: (B, S, M), bool (B, S) -> Memory.
+        """Prepare the memory, with keys that are computed once per sentence: states (B, S, M), bool (B, S) -> Memory.
 
-        values: what the context is a weighted sum of; by default the states. nonempty: every sentence has a valid
-        position; then the mask, too, is computed once per sentence where the parts allow it.
+        values: what the context is a weighted sum of, by default the states. nonempty: True if every sentence is known
+        to have a valid position; then the mask is computed here too, if the window and the normalizer allow it.
         """
         values = in_autocast_dtype(states if values is None else values)  # cast once, not at every step
         keys, projections = self.score.keys(states), [self.score.key_projection()]
@@ -236,11 +242,11 @@ class Attention(nn.Module):
         return memory._replace(chunk_keys=score.keys(states), chunk_projection=score.key_projection())
 
     def start(self, valid: Tensor) -> Past:
-        """Make the past before the first step: bool (B, S) -> Past."""
+        """Make the past of the first step: bool (B, S) -> Past."""
         return Past.start(valid)
 
     def drop(self, weights: Tensor, memory: Memory) -> Tensor:
-        """Apply dropout to the weights of a context: (B, T, S) -> (B, T, S), in the precision of the values."""
+        """Apply dropout to the weights of a context: (B, T, S) -> (B, T, S), in the dtype of the values."""
         return dropout(weights, self.dropout, self.training).to(memory.values.dtype)
 
     def sequence(self, query: Tensor, memory: Memory, past: Past) -> Attended:
@@ -251,9 +257,9 @@ class Attention(nn.Module):
         return self._attend(query, memory, past, steps)._replace(past=past._replace(step=steps.stop))
 
     def step(self, query: Tensor, memory: Memory, past: Past) -> Attended:
-        """Attend with K hypotheses of each sentence, all at one step: queries (B, K, Q) -> Attended, with K for T.
+        """Attend at one step with K hypotheses per sentence: queries (B, K, Q) -> Attended, whose axis T has length K.
 
-        If the attention reads the past, K = 1, as each hypothesis has its own past.
+        If the attention reads the past, K must be 1, because a row of the batch has only one past.
         """
         assert query.shape[1] == 1 or not self.reads_past
         past = self.score.move(query, past)
@@ -271,7 +277,7 @@ class Attention(nn.Module):
         return join_steps(steps)
 
     def _attend(self, query: Tensor, memory: Memory, past: Past, steps: range) -> Attended:
-        """Queries (B, T, Q) of T steps, or all of one step -> Attended, with the past unchanged."""
+        """Attend with queries (B, T, Q) of T steps, or of T hypotheses at one step. The past stays unchanged."""
         if self.window.reach is None:
             return self._attend_all(query, memory, past, None, steps)
         centres = self.window.centres(query, memory.valid, steps)
@@ -281,7 +287,7 @@ class Attention(nn.Module):
         return self._attend_all(query, memory, past, centres, steps)
 
     def _attend_all(self, query: Tensor, memory: Memory, past: Past, centres: Tensor | None, steps: range) -> Attended:
-        """Attend over all positions; a window is a mask over them."""
+        """Attend over all positions. A local window, given by its centres, becomes a mask over them."""
         keep, falloff = memory.valid[:, None], None
         if centres is not None:
             offsets = torch.arange(keep.shape[-1], device=keep.device) - centres[:, :, None]
@@ -348,7 +354,7 @@ class Attention(nn.Module):
         return KeyUpdate(features, memory.projection)
 
     def _chunk_energies(self, score: Score, query: Tensor, memory: Memory, past: Past) -> Tensor:
-        """Compute the energies of the second score, within chunks: (B, T, Q) -> (B, T, S)."""
+        """Compute the energies of the score within chunks: (B, T, Q) -> (B, T, S)."""
         assert memory.chunk_keys is not None
         features, projection = score.key_features(past), memory.chunk_projection
         update = None if features is None or projection is None else KeyUpdate(features, projection)
@@ -356,7 +362,7 @@ class Attention(nn.Module):
         return energies
 
     def _scaled(self, normalized: Normalized, falloff: Tensor | None) -> Normalized:
-        """Multiply a distribution by the window's falloff; the weights sum to 1 again if the alignment needs that."""
+        """Multiply a distribution by the window's falloff. For an alignment, make the weights sum to 1 again."""
         if falloff is None:
             return normalized
         weights, log_weights = normalized.weights * falloff, normalized.log_weights
@@ -371,14 +377,15 @@ class Attention(nn.Module):
 
 
 class MultiHeadAttention(nn.Module):
-    """W_o [head_1; ...; head_N], head_n = attention(W_q^n q, W_k^n h, W_v^n h)   (Vaswani et al. 2017, 3.2.2).
+    """Computes W_o [head_1; ...; head_N] with head_n = attention(W_q^n q, W_k^n h, W_v^n h)   (Vaswani et al. 2017,
+    3.2.2): q is the query, h are the encoder states, and the matrices W are learned.
 
-    The heads share the inner attention's parameters and differ in their projections. One head is general
-    query-key-value attention.
+    The heads share the parameters of `inner` and differ in their projections W_q, W_k and W_v. With one head, this is
+    general query-key-value attention.
     """
 
     def __init__(self, inner: Attention, query_dim: int, memory_dim: int, dim: int, heads: int) -> None:
-        """`inner` attends with queries and states of size d = dim / heads."""
+        """inner: the attention of every head, for queries and states of size d = dim / heads."""
         super().__init__()
         assert dim % heads == 0
         self.inner, self.heads, self.reads_past = inner, heads, inner.reads_past
@@ -388,14 +395,14 @@ class MultiHeadAttention(nn.Module):
         self.output_proj = Linear(dim, memory_dim, bias=False)
 
     def remember(self, states: Tensor, valid: Tensor, *, nonempty: bool = False) -> Memory:
-        """Compute the keys and values of all heads once per sentence, as `Attention.remember` does: (B, S, M),
-        bool (B, S) -> Memory with B N rows."""
+        """Prepare the memory of all heads, as `Attention.remember` does: states (B, S, M), bool (B, S) -> Memory with
+        B N rows."""
         valid = valid[:, None].expand(-1, self.heads, -1).flatten(0, 1)
         keys, values = (self._fold(projection(states)) for projection in (self.key_proj, self.value_proj))
         return self.inner.remember(keys, valid, values, nonempty=nonempty)._replace(heads=self.heads)
 
     def start(self, valid: Tensor) -> Past:
-        """Make the past of all heads before the first step: bool (B, S) -> Past."""
+        """Make the past of the first step, for all heads: bool (B, S) -> Past."""
         return Past.start(valid[:, None].expand(-1, self.heads, -1))
 
     def sequence(self, query: Tensor, memory: Memory, past: Past) -> Attended:
@@ -403,7 +410,7 @@ class MultiHeadAttention(nn.Module):
         return self._join(self.inner.sequence(*self._by_head(query, memory, past)), query)
 
     def step(self, query: Tensor, memory: Memory, past: Past) -> Attended:
-        """Attend with K hypotheses of each sentence, all at one step: queries (B, K, Q) -> Attended, with K for T."""
+        """Attend at one step with K hypotheses of each sentence, as `Attention.step` does: queries (B, K, Q)."""
         return self._join(self.inner.step(*self._by_head(query, memory, past)), query)
 
     def _by_head(self, query: Tensor, memory: Memory, past: Past) -> tuple[Tensor, Memory, Past]:
@@ -422,16 +429,16 @@ class MultiHeadAttention(nn.Module):
         return Attended(self.output_proj(context), weights, past, log_weights, choice=choice, detail=detail)
 
     def _fold(self, projected: Tensor) -> Tensor:
-        """(B, L, N d) -> (B N, L, d)."""
+        """Move the heads to the batch axis: (B, ..., N d) -> (B N, ..., d)."""
         return torch.stack(projected.chunk(self.heads, dim=-1), dim=1).flatten(0, 1)
 
     def _unfold(self, folded: Tensor) -> Tensor:
-        """(B N, ...) -> (B, N, ...)."""
+        """Separate the heads from the batch axis: (B N, ...) -> (B, N, ...)."""
         return folded.view(-1, self.heads, *folded.shape[1:])
 
 
 def _side_by_side(parts: Sequence[Tensor | None]) -> Tensor | None:
-    """Concatenate the parts (..., F) that are not None -> (..., sum of F), or None."""
+    """Concatenate the tensors among `parts` along their last axis; None if there are none."""
     present = [part for part in parts if part is not None]
     if len(present) < 2:  # noqa: PLR2004
         return present[0] if present else None
@@ -439,7 +446,7 @@ def _side_by_side(parts: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def _detail(weights: Tensor, centres: Tensor | None, log_stops: Tensor | None) -> Detail:
-    """Describe one head: (B, T, S), (B, T) or None, (B, T, S) or None."""
+    """Make the `Detail` of one head from weights (B, T, S), centres (B, T) and log_stops (B, T, S)."""
     stops = None
     if log_stops is not None:
         stops = torch.where((log_stops > -torch.inf).any(-1), log_stops.argmax(-1), -1)[:, None]
@@ -453,8 +460,8 @@ def _choice(aligned: Aligned, query: Tensor) -> Choice | None:
 
 
 def _log_mean(log_weights: Tensor) -> Tensor:
-    """Compute the logarithm of the heads' mean weight: (B, N, T, S) -> (B, T, S). It is -inf, without a gradient, where
-    all heads have -inf."""
+    """Compute the logarithm of the heads' mean weight from log-weights: (B, N, T, S) -> (B, T, S). Where all heads have
+    -inf, it is -inf, without a gradient."""
     nowhere = (log_weights == -torch.inf).all(1)
     mean = log_weights.masked_fill(nowhere[:, None], 0.0).logsumexp(1) - math.log(log_weights.shape[1])
     return mean.masked_fill(nowhere, -torch.inf)
