@@ -1,9 +1,9 @@
 """Normalizers: from energies to a distribution over source positions.
 
-The structured ones need functions with a gradient by hand, exact and in memory linear in the source, which stand at the
-end of this file.
+The end of this file has the functions for monotonic reading, chunks, linear chains and constrained sparsemax. Most have
+an exact gradient written by hand, which needs memory linear in the length of the source.
 
-Shapes: B batch, T target positions, W source positions of the window (S where it is global), N rows.
+Shapes: B batch, T target positions, W source positions in the window (all S if it is global), N rows of energies.
 """
 
 from typing import Any, NamedTuple
@@ -17,46 +17,49 @@ from torch.nn import functional as F
 from nmt.attention.scores import Past, Score
 from nmt.ops.layers import wide, wide_dtype
 
-SATURATED = 40.0  # softplus(x) = x from here on, to the last bit of float64
+SATURATED = 40.0  # from this x on, softplus(x) equals x to the last bit of float64
 
 
 class Normalized(NamedTuple):
-    """A distribution over positions."""
+    """A distribution over the source positions in `keep`."""
 
-    weights: Tensor  # (B, T, W), zero where not kept
-    log_weights: Tensor | None = None  # (B, T, W), -inf where not kept; exact even where the weight underflows
+    weights: Tensor  # (B, T, W), 0 outside `keep`
+    log_weights: Tensor | None = None  # (B, T, W), -inf outside `keep`; exact even where the weight underflows
 
 
 class Normalizer(nn.Module):
-    """Turns energies into weights."""
+    """Turns the energies of a score into a distribution over source positions."""
 
-    stops = False  # whether it reads on from where the previous step stopped
-    takes_masked = False  # whether it also takes energies that are masked already, with None for `keep`
+    stops = False  # True for monotonic reading, which continues where the previous step stopped
+    takes_masked = False  # True if `forward` also takes energies that are masked already, with None for `keep`
 
     def forward(self, energies: Tensor, keep: Tensor, past: Past) -> Normalized:
-        """(B, T, W), bool (B, 1 or T, W) -> weights, float32 or wider, zero where not kept. A row sums to 1, to 0 if
-        `keep` has no position, and to less than 1 if monotonic reading may pass the end."""
+        """Compute weights (B, T, W) from energies (B, T, W).
+
+        keep: bool (B, 1 or T, W), True where a position may have weight. The weights are float32 or wider. A row sums
+        to 1; to 0 if `keep` has no position; and to less than 1 if monotonic reading may pass the end of the source.
+        """
         raise NotImplementedError
 
 
 class SoftmaxNormalizer(Normalizer):
-    """w = exp(e / temperature) / sum, over the positions in `keep`."""
+    """Computes w_s = exp(e_s / temperature) divided by its sum over the positions s in `keep`, for energies e."""
 
     def __init__(self, temperature: float = 1.0) -> None:
         super().__init__()
         self.temperature = temperature
-        self.with_log_weights = False  # guided alignment and variational attention set it
+        self.with_log_weights = False  # set to True for guided alignment and variational attention
 
     @property
     def takes_masked(self) -> bool:  # type: ignore[override]
-        """Whether it also takes energies that are masked already, with None for `keep`."""
+        """Check if `forward` also takes energies that are masked already, with None for `keep`."""
         return not self.with_log_weights
 
     def forward(self, energies: Tensor, keep: Tensor | None, past: Past) -> Normalized:
-        """(B, T, W), bool (B, 1 or T, W) or None -> weights (B, T, W)."""
+        """Compute weights: (B, T, W), bool (B, 1 or T, W) -> (B, T, W). keep: None if the energies are masked."""
         dtype = wide_dtype(energies.dtype)
         if self.temperature != 1.0:
-            energies = energies.to(dtype) / self.temperature  # in float16, the quotient may be too large
+            energies = energies.to(dtype) / self.temperature  # in float16, the quotient may overflow
         if keep is None:
             return Normalized(energies.softmax(-1, dtype=dtype))
         drop = ~keep
@@ -68,29 +71,33 @@ class SoftmaxNormalizer(Normalizer):
 
 
 class SparsemaxNormalizer(Normalizer):
-    """The distribution nearest to the energies: zeros where they are low   (Martins and Astudillo 2016, eq. 2)."""
+    """Computes the distribution nearest to the energies. It is 0 where they are low   (Martins and Astudillo 2016,
+    eq. 2)."""
 
     function = staticmethod(sparsemax)
 
     def forward(self, energies: Tensor, keep: Tensor, past: Past) -> Normalized:
-        """(B, T, W), bool (B, 1 or T, W) -> weights (B, T, W)."""
+        """Compute weights: (B, T, W), bool (B, 1 or T, W) -> (B, T, W)."""
         drop = ~keep
         weights: Tensor = self.function(_masked(energies, drop), dim=-1)
         return Normalized(weights.masked_fill(drop, 0.0))
 
 
 class EntmaxNormalizer(SparsemaxNormalizer):
-    """1.5-entmax, between softmax and sparsemax: w = max(e / 2 - tau, 0)^2   (Peters et al. 2019, 3)."""
+    """Computes 1.5-entmax, between softmax and sparsemax: w_s = max(e_s / 2 - tau, 0)^2, for energies e and the
+    threshold tau with which the weights sum to 1   (Peters et al. 2019, 3)."""
 
     function = staticmethod(entmax15)
 
 
 class FirstOrderNormalizer(Normalizer):
-    """The position depends on the previous one: w_s = sum_{s'} w'_{s'} p(s | s'), w' the weights of the previous step,
-    with p(s | s') = exp(e_s + b(s - s')) / sum (Shankar and Sarawagi 2019, eq. 4 and 6). The first step has no bias.
+    """Makes the position s depend on the position s' of the previous step: w_s = sum_{s'} w'_{s'} p(s | s'), where w'
+    are the weights of the previous step. The transition p(s | s') is exp(e_s + b(s - s')) divided by its sum over s,
+    for energies e and a bias b   (Shankar and Sarawagi 2019, eq. 4 and 6). The first step has no bias.
 
-    The bias b is learned for distances up to `reach` and 0 beyond. If monotonic, it is -infinity for negative distances
-    (Wu and Cotterell 2019, 3.1; their transitions use the score alone, or distances predicted from both states).
+    The bias is learned for distances up to `reach` and is 0 beyond. If monotonic, it is -infinity for negative
+    distances (Wu and Cotterell 2019, 3.1; in that paper, transitions use the score alone, or distances predicted from
+    both states).
     """
 
     def __init__(self, reach: int, monotonic: bool) -> None:
@@ -99,7 +106,7 @@ class FirstOrderNormalizer(Normalizer):
         self.bias = nn.Parameter(torch.zeros(2 * reach + 1 if not monotonic else reach + 1))
 
     def forward(self, energies: Tensor, keep: Tensor, past: Past) -> Normalized:
-        """(B, 1, W), bool (B, 1, W) -> weights (B, 1, W)."""
+        """Compute the weights of one step: (B, 1, W), bool (B, 1, W) -> (B, 1, W)."""
         assert energies.shape[1] == 1
         drop = ~keep
         if past.step == 0:
@@ -108,7 +115,7 @@ class FirstOrderNormalizer(Normalizer):
         return Normalized(weights.masked_fill(drop, 0.0))
 
     def transitions(self, energies: Tensor, keep: Tensor) -> Tensor:
-        """Compute p(s | s'): (B, 1, W), bool (B, 1, W) -> (B, W', W)."""
+        """Compute p(s | s') for all W' = W previous positions: (B, 1, W), bool (B, 1, W) -> (B, W', W)."""
         allowed = keep
         W = energies.shape[-1]
         positions = torch.arange(W, device=energies.device)
@@ -122,19 +129,20 @@ class FirstOrderNormalizer(Normalizer):
 
 
 class LinearChainNormalizer(Normalizer):
-    """Each position is attended to (z_s = 1) or not, and p(z) ~ exp(sum_s z_s e_s + sum_s A[z_s, z_s+1]) with learned
-    A, a conditional random field over the positions in `keep` (Kim et al. 2017, 3.1 and 4.2).
+    """Attends to any number of positions: z_s = 1 where it does, else 0, and p(z) ~ exp(sum_s z_s e_s + sum_s A[z_s,
+    z_{s+1}]), for energies e and a learned matrix A. This is a conditional random field over the positions in `keep`
+    (Kim et al. 2017, 3.1 and 4.2).
 
     The weights are the marginals p(z_s = 1) divided by their sum, so that a context does not grow with the number of
-    positions attended to. The paper multiplies these weights by a constant, which the next matrix can learn.
+    positions attended to. The paper multiplies these weights by a constant; here the next matrix can learn it.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.pairwise = nn.Parameter(torch.zeros(4))  # A by rows; 0: positions independent of each other
+        self.pairwise = nn.Parameter(torch.zeros(4))  # A, row by row; at 0, the positions are independent of each other
 
     def forward(self, energies: Tensor, keep: Tensor, past: Past) -> Normalized:
-        """(B, T, W), bool (B, 1 or T, W) -> weights (B, T, W)."""
+        """Compute weights: (B, T, W), bool (B, 1 or T, W) -> (B, T, W)."""
         energies, keep = wide(energies), keep.expand_as(energies)
         log_odds = linear_chain_log_odds(energies.flatten(0, 1), keep.flatten(0, 1), self.pairwise)
         marginals = F.logsigmoid(log_odds).view_as(energies).masked_fill(~keep, torch.finfo(energies.dtype).min)
@@ -143,11 +151,11 @@ class LinearChainNormalizer(Normalizer):
 
 
 class FertilityNormalizer(Normalizer):
-    """Constrained sparsemax: the distribution nearest to the energies that gives no word more than its budget, which is
-    the fertility minus the word's weights at earlier steps   (Malaviya et al. 2018, 3).
+    """Computes constrained sparsemax: the distribution nearest to the energies that gives no word more than its budget.
+    A word's budget is the fertility minus the weights it received at earlier steps   (Malaviya et al. 2018, 3).
 
-    The last position, </s>, has no limit: it receives the weight that the words cannot. The paper appends a token for
-    this.
+    The last position, </s>, has no limit, and so receives the weight for which the words have no budget. The paper
+    appends a token for this purpose.
     """
 
     def __init__(self, fertility: float) -> None:
@@ -156,7 +164,7 @@ class FertilityNormalizer(Normalizer):
         self.fertility = fertility
 
     def forward(self, energies: Tensor, keep: Tensor, past: Past) -> Normalized:
-        """(B, 1, W), bool (B, 1, W) -> weights (B, 1, W)."""
+        """Compute the weights of one step: (B, 1, W), bool (B, 1, W) -> (B, 1, W)."""
         assert energies.shape[1] == 1
         energies, keep = wide(energies)[:, 0], keep[:, 0]
         sink = keep & (keep.flip(-1).cumsum(-1).flip(-1) == 1)
@@ -166,30 +174,31 @@ class FertilityNormalizer(Normalizer):
 
 
 class MonotonicNormalizer(Normalizer):
-    """Reading continues from where the previous step stopped and never goes back: it stops at position s with
-    probability p_s = sigmoid(e_s + r).
+    """Reads on from where the previous step stopped, never goes back, and stops at position s with probability
+    p_s = sigmoid(e_s + r), for energies e and a learned offset r   (Raffel et al. 2017).
 
-    In training: the expected weights w_s = p_s sum_{k<=s} w'_k prod_{k<=l<s} (1 - p_l), given those of the previous
-    step w' (Raffel et al. 2017, eq. 9), with noise on the energies that drives p to 0 or 1. Otherwise: the first
-    position with p > 1/2. With probability 1 - sum_s w_s reading passes the end without stopping; then the context is
-    zero for this and all further steps, as in the paper.
+    In training, the weights are expectations: w_s = p_s sum_{k<=s} w'_k prod_{k<=l<s} (1 - p_l), where w' are the
+    weights of the previous step (ibid., eq. 9). Noise on the energies then drives p to 0 or 1. Outside training,
+    reading stops at the first position with p > 1/2. With probability 1 - sum_s w_s, reading passes the end without
+    stopping; then the context is zero at this and all further steps, as in the paper.
     """
 
     stops = True
 
     def __init__(self, noise: float, initial_offset: float) -> None:
-        """noise: its standard deviation. initial_offset: the initial r, negative so that reading does not stop at the
-        first position."""
+        """noise: standard deviation of the noise on the energies. initial_offset: initial value of r, negative so that
+        reading does not stop at the first position."""
         super().__init__()
         self.noise = noise
         self.offset = nn.Parameter(torch.tensor(initial_offset))
 
     def forward(self, energies: Tensor, keep: Tensor, past: Past) -> Normalized:
-        """(B, 1, W), bool (B, 1, W) -> weights (B, 1, W); outside training one of them is 1, or none."""
+        """Compute the weights of one step: (B, 1, W), bool (B, 1, W) -> (B, 1, W). Outside training, a row is one-hot,
+        or zero if reading has passed the end."""
         assert energies.shape[1] == 1
         energies, keep = wide(energies)[:, 0] + self.offset, keep[:, 0]
         before = past.log_stops
-        if before is None:  # at position 0
+        if before is None:  # at the first step, reading starts at position 0
             before = torch.full_like(energies, -torch.inf)
             before[:, 0] = 0.0
         before = before.to(energies.dtype)
@@ -203,33 +212,34 @@ class MonotonicNormalizer(Normalizer):
 
 
 class Chunk(nn.Module):
-    """Monotonic chunkwise attention: where monotonic reading stops, a chunk of n positions ends, and a softmax over the
-    energies u of a second score divides the weight among them   (Chiu and Raffel 2018).
+    """Monotonic chunkwise attention: a chunk of n positions ends where monotonic reading stops, and a softmax over the
+    energies u of a second score divides the weight among the chunk's positions   (Chiu and Raffel 2018).
 
-    In training: the expected weights w_s = sum_{k=s}^{s+n-1} a_k exp(u_s) / sum_{l=k-n+1}^{k} exp(u_l), with a_k the
-    expected weights of monotonic attention (ibid., eq. 13 and 17). Their sum is that of the a_k.
+    The weights are w_s = sum_{k=s}^{s+n-1} a_k exp(u_s) / sum_{l=k-n+1}^{k} exp(u_l), where a_k is the weight that
+    `MonotonicNormalizer` gives to position k (ibid., eq. 13 and 17). The w_s have the same sum as the a_k.
     """
 
     def __init__(self, score: Score, size: int) -> None:
-        """size: n. Coverage does not change the keys of this score."""
+        """score: the second score, whose keys coverage does not change. size: n."""
         super().__init__()
         self.score, self.size = score, size
 
     def forward(self, log_stops: Tensor, energies: Tensor, keep: Tensor) -> Normalized:
-        """log a (B, 1, S), u (B, 1, S), bool (B, 1, S) -> weights (B, 1, S)."""
+        """Compute weights from log a (B, 1, S), u (B, 1, S) and keep, bool (B, 1, S) -> (B, 1, S)."""
         log_weights = chunk_log_weights(log_stops, wide(energies), keep, self.size)
         return Normalized(log_weights.exp(), log_weights)
 
 
 def _masked(energies: Tensor, drop: Tensor) -> Tensor:
-    """Mask energies, in float32 or wider. The lowest finite number, not -inf: a row without a position gives no NaN."""
+    """Mask energies with the lowest finite number of float32 or wider. With -inf, a row without positions would become
+    NaN."""
     energies = wide(energies)
     return energies.masked_fill(drop, torch.finfo(energies.dtype).min)
 
 
 def _first_from(before: Tensor, selected: Tensor) -> Tensor:
-    """Find the first selected position at or after the one where `before` is greatest; none where `before` is -inf
-    everywhere: (B, W), bool (B, W) -> bool (B, W)."""
+    """Find the first selected position from where `before` is greatest, which is where reading stopped: (B, W),
+    bool (B, W) -> bool (B, W). A row of `before` that is -inf everywhere has passed the end, and finds none."""
     positions = torch.arange(selected.shape[1], device=selected.device)
     stopped_at = before.argmax(-1, keepdim=True)
     eligible = selected & (positions >= stopped_at) & (before > -torch.inf).any(-1, keepdim=True)
@@ -237,12 +247,12 @@ def _first_from(before: Tensor, selected: Tensor) -> Tensor:
 
 
 def monotonic_log_weights(energies: Tensor, keep: Tensor, previous: Tensor) -> Tensor:
-    """Expected weights of monotonic reading: log w_s with w_s = p_s q_s, q_s = sum_{k<=s} w'_k prod_{k<=l<s} (1 - p_l),
-    p = sigmoid(e)   (Raffel et al. 2017, eq. 9): energies (B, S), bool (B, S), log w' (B, S) of the previous step ->
-    (B, S).
+    """Compute the expected weights of monotonic reading, log w_s: energies e (B, S), bool (B, S), log w' (B, S) of the
+    previous step -> (B, S).
 
-    Positions outside `keep` are always passed; their log-weight is -inf. In log space no weight underflows, so even
-    very improbable positions have a gradient, which is written by hand.
+    w_s = p_s q_s, where p = sigmoid(e) and q_s = sum_{k<=s} w'_k prod_{k<=l<s} (1 - p_l) is the probability that
+    reading reaches s   (Raffel et al. 2017, eq. 9). Reading always passes the positions outside `keep`; their
+    log-weight is -inf. In log space no weight underflows, so even very improbable positions have a gradient.
     """
     log_weights: Tensor = _MonotonicLogWeights.apply(energies, keep, previous)  # type: ignore[no-untyped-call]
     return log_weights
@@ -265,25 +275,26 @@ class _MonotonicLogWeights(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         energies, drop, started, offsets, unreached = ctx.saved_tensors
         grad = grad.masked_fill(drop | unreached, 0.0)
-        # dL/dlog w'_k = sum_{s>=k} grad_s share_sk, where share_sk <= 1 is the part of q_s that comes from k. This sum,
-        # too, is computed in log space, with positive and negative terms apart.
+        # dL/dlog w'_k = sum_{s>=k} grad_s share_sk, where share_sk <= 1 is the fraction of q_s that comes from a start
+        # at k. This sum is also computed in log space, once for positive and once for negative terms.
         signed = torch.stack([grad, -grad]).clamp_(min=0.0).log_().add_(offsets)
         positive, negative = signed.flip(-1).logcumsumexp(-1).flip(-1).add_(started).exp_()
         of_previous = positive - negative
-        # The gradient of log (1 - p_l) is that of all paths which pass l: they end after l, but do not start after it.
+        # The gradient of log (1 - p_l) is the sum over the paths that pass l: those that end after l, minus those that
+        # start after l.
         passing = (grad - of_previous).flip(-1).cumsum(-1).flip(-1)
         passing = F.pad(passing[:, 1:], (0, 1)).masked_fill_(drop, 0.0)
         return grad - (grad + passing).mul_(torch.sigmoid(energies)), None, of_previous
 
 
 def chunk_log_weights(log_stops: Tensor, energies: Tensor, keep: Tensor, chunk: int) -> Tensor:
-    """Expected weights within chunks: log w_s with w_s = sum_{k=s}^{s+n-1} a_k exp(u_s) / sum_{l=k-n+1}^{k} exp(u_l),
-    n = chunk   (Chiu and Raffel 2018, eq. 13 and 17): log a (..., S), u (..., S), bool (..., S) -> (..., S), -inf
-    outside `keep`, where log a must be -inf.
+    """Compute the expected weights within chunks, log w_s: log a (..., S), u (..., S), bool (..., S) -> (..., S).
 
-    Two moving sums, in log space.
+    w_s = sum_{k=s}^{s+n-1} a_k exp(u_s) / sum_{l=k-n+1}^{k} exp(u_l), where n = chunk, a_k is the weight of monotonic
+    reading and u are the energies of a second score   (Chiu and Raffel 2018, eq. 13 and 17). Outside `keep`, the result
+    is -inf, and log a must be -inf too. Each of the two sums is a moving sum in log space.
     """
-    lowest = torch.finfo(energies.dtype).min  # in place of -inf, of which gradients would be NaN
+    lowest = torch.finfo(energies.dtype).min  # instead of -inf, whose gradients would be NaN
     chunks = F.pad(energies.masked_fill(~keep, lowest), (chunk - 1, 0), value=lowest).unfold(-1, chunk, 1)
     shares = (log_stops - chunks.logsumexp(-1)).clamp(min=lowest)
     sums = F.pad(shares, (0, chunk - 1), value=lowest).unfold(-1, chunk, 1).logsumexp(-1)
@@ -291,18 +302,18 @@ def chunk_log_weights(log_stops: Tensor, energies: Tensor, keep: Tensor, chunk: 
 
 
 def linear_chain_log_odds(unary: Tensor, keep: Tensor, pairwise: Tensor) -> Tensor:
-    """Marginals of a linear chain: log p(z_s = 1) - log p(z_s = 0) under
-    p(z) ~ exp(sum_s z_s u_s + sum_s A[z_s, z_s+1]), z_s in {0, 1}   (Kim et al. 2017, 3.1): u (N, S), bool (N, S),
-    A = [[A_0, A_1], [A_2, A_3]] as (4,) -> (N, S).
+    """Compute the log-odds of a linear chain's marginals: u (N, S), bool (N, S), A (4,) -> (N, S).
 
-    The chain consists of the positions in `keep`; values at other positions are undefined and have no gradient.
+    They are log p(z_s = 1) - log p(z_s = 0) under p(z) ~ exp(sum_s z_s u_s + sum_s A[z_s, z_{s+1}]), where
+    u are energies and A = [[A_0, A_1], [A_2, A_3]]   (Kim et al. 2017, 3.1). The chain consists of the positions in
+    `keep`; the values at other positions are undefined and have no gradient.
 
-    The forward-backward algorithm needs one number per position in either direction, the log-odds of the message,
-    m_s+1 = g(u_s + m_s), g(x) = log (e^A_1 + e^(A_3 + x)) - log (e^A_0 + e^(A_2 + x)): a factor that both values of z_s
-    share changes no marginal. From right to left, A is transposed.
+    In the forward-backward algorithm, a factor common to z_s = 0 and z_s = 1 changes no marginal. So one number per
+    position and direction is enough: the log-odds m_s of the message to s. From left to right, m_{s+1} = g(u_s + m_s)
+    with g(x) = log(e^A_1 + e^(A_3 + x)) - log(e^A_0 + e^(A_2 + x)); from right to left, A is transposed.
     """
     none, right, left, both = pairwise.to(unary.dtype).unbind()
-    # g(x) = c + softplus(x + a) - softplus(x + b): rows c, a, b, of both directions
+    # g(x) = c + softplus(x + a) - softplus(x + b); one row (c, a, b) for each direction
     steps = torch.stack([right - none, both - right, left - none, left - none, both - left, right - none]).view(2, 3)
     unary = unary.masked_fill(~keep, 0.0)
     both_ways = torch.stack([unary, unary.flip(-1)], dim=1)  # (N, 2, S)
@@ -312,14 +323,15 @@ def linear_chain_log_odds(unary: Tensor, keep: Tensor, pairwise: Tensor) -> Tens
 
 
 def _messages(unary: Tensor, keep: Tensor, steps: Tensor) -> Tensor:
-    """Compute the message to each position from those before it: (N, 2, S), bool (N, 2, S), (2, 3) -> (N, 2, S)."""
+    """Compute the message m_s to each position in both directions: u (N, 2, S), bool (N, 2, S), (c, a, b) of g for each
+    direction (2, 3) -> (N, 2, S)."""
     messages: Tensor = _Messages.apply(unary, keep, steps)  # type: ignore[no-untyped-call]
     return messages
 
 
 class _Messages(torch.autograd.Function):
-    """A loop over the positions. The gradient's loop has one operation for each: all derivatives of g are computed at
-    once."""
+    """Computes the messages in a loop over the positions. The loop of the gradient needs only one operation per
+    position, because all derivatives of g are computed before it."""
 
     @staticmethod
     def forward(ctx: Any, unary: Tensor, keep: Tensor, steps: Tensor) -> Tensor:  # noqa: ANN401
@@ -342,20 +354,20 @@ class _Messages(torch.autograd.Function):
         sums, kept, steps = ctx.saved_tensors
         above, below = torch.sigmoid(sums[:, None] + steps[:, 1:].t()[:, None]).unbind(1)  # (S, N, 2)
         slopes = torch.where(kept, above - below, 1.0)
-        totals = grad.permute(2, 0, 1).contiguous()  # of m_s, through all that follows
+        totals = grad.permute(2, 0, 1).contiguous()  # gradient of m_s, in the end also through later messages
         for s in range(len(totals) - 2, -1, -1):
             totals[s].addcmul_(totals[s + 1], slopes[s])
-        following = F.pad(totals[1:], (0, 0, 0, 0, 0, 1)).masked_fill_(~kept, 0.0)  # of g(x_s)
+        following = F.pad(totals[1:], (0, 0, 0, 0, 0, 1)).masked_fill_(~kept, 0.0)  # gradient of g(x_s)
         gradient = following * slopes
         of_steps = torch.stack([(following * factor).sum((0, 1)) for factor in (1.0, above, -below)], dim=1)
         return gradient.permute(1, 2, 0), None, of_steps
 
 
 def constrained_sparsemax(energies: Tensor, bounds: Tensor) -> Tensor:
-    """Constrained sparsemax: argmin |w - e|^2 over the distributions w with w_s <= u_s   (Malaviya et al. 2018, 3):
-    energies (N, S), bounds (N, S) >= 0, possibly infinite -> (N, S).
+    """Compute constrained sparsemax, the distribution w that minimises |w - e|^2 under w_s <= u_s   (Malaviya et al.
+    2018, 3): energies e (N, S), bounds u (N, S) >= 0, possibly infinite -> (N, S).
 
-    The bounds of a row sum to at least 1, or are all 0: such a row is 0. A position with bound 0 has no gradient, and
+    The bounds of a row must sum to at least 1, or be all 0; then w is 0. A position with bound 0 has no gradient, and
     its energy has no influence.
     """
     weights: Tensor = _ConstrainedSparsemax.apply(energies, bounds)  # type: ignore[no-untyped-call]
@@ -363,8 +375,8 @@ def constrained_sparsemax(energies: Tensor, bounds: Tensor) -> Tensor:
 
 
 class _ConstrainedSparsemax(torch.autograd.Function):
-    """w_s = min(max(e_s - tau, 0), u_s): its sum falls with tau, linearly between the breakpoints e_s and e_s - u_s.
-    The two between which it is 1 are found in sorted order."""
+    """Computes w_s = min(max(e_s - tau, 0), u_s) with the threshold tau at which the w_s sum to 1. The sum decreases as
+    tau grows, linearly between the breakpoints e_s and e_s - u_s, so tau is found among the sorted breakpoints."""
 
     @staticmethod
     def forward(ctx: Any, energies: Tensor, bounds: Tensor) -> Tensor:  # noqa: ANN401
@@ -373,7 +385,8 @@ class _ConstrainedSparsemax(torch.autograd.Function):
         threshold = _threshold(energies, bounds)
         full = usable & (energies - bounds >= threshold)
         between = usable & (energies > threshold) & ~full
-        # Once more from the positions between their bounds alone: rounding errors of the others' energies do not enter.
+        # Compute the threshold again from the positions with 0 < w_s < u_s alone, so that it is free of the rounding
+        # errors of all other energies.
         energies = _relative(energies, between)
         rest = 1 - torch.where(full, bounds, 0.0).sum(-1, keepdim=True)
         threshold = (energies.sum(-1, keepdim=True) - rest) / between.sum(-1, keepdim=True).clamp(min=1)
@@ -384,7 +397,8 @@ class _ConstrainedSparsemax(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ANN401
-        """Malaviya et al. 2018, proposition 1: what a full position gives up goes to those between their bounds."""
+        """See Malaviya et al. 2018, proposition 1: what a full position (w_s = u_s) gives up is divided among the
+        positions with 0 < w_s < u_s."""
         between, full = ctx.saved_tensors
         shared = torch.where(between, grad, 0.0).sum(-1, keepdim=True) / between.sum(-1, keepdim=True).clamp(min=1)
         centred = grad - shared
@@ -392,14 +406,14 @@ class _ConstrainedSparsemax(torch.autograd.Function):
 
 
 def _relative(energies: Tensor, among: Tensor) -> Tensor:
-    """Subtract the greatest of the energies in `among`; 0 elsewhere."""
+    """Subtract, from the energies at positions in `among`, the greatest of them. Other positions become 0."""
     lowest = torch.finfo(energies.dtype).min
     greatest = energies.masked_fill(~among, lowest).amax(-1, keepdim=True)
     return torch.where(among, energies - greatest, 0.0)
 
 
 def _threshold(energies: Tensor, bounds: Tensor) -> Tensor:
-    """Find tau (N, 1), up to rounding. Positions with bound 0 add two equal breakpoints, which cancel."""
+    """Find tau (N, 1), up to rounding. A position with bound 0 adds two equal breakpoints, which cancel each other."""
     breakpoints, order = torch.cat([energies, energies - bounds], dim=-1).sort(-1, descending=True)
     slopes = torch.where(order < energies.shape[-1], 1.0, -1.0).to(energies.dtype)
     count, total = slopes.cumsum(-1), (slopes * breakpoints).cumsum(-1)

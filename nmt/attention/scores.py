@@ -1,8 +1,11 @@
-"""Scores: how well a query fits each key. And coverage, which makes the keys of any score depend on the past.
+"""Scores: how well a query fits each source position. Coverage makes the keys of any score depend on the past.
 
-The additive score computes its energies in little memory, with a gradient by hand, at the end of this file.
+In the equations, e_ts is the energy of source position s at target position t, h_s the encoder state, k_s its key and
+q_t the query; other letters are learned parameters. The additive score computes its energies in little memory, with a
+gradient written by hand, at the end of this file.
 
-Shapes: B batch, S source positions, T target positions, Q query, M memory, A attention, F features, K Gaussians.
+Shapes: B batch, S source positions, T target positions, Q size of a query, M size of an encoder state, A size of a key,
+F features, K Gaussians.
 """
 
 import math
@@ -16,78 +19,82 @@ from torch.nn import functional as F
 
 from nmt.ops.layers import Linear, defer_gradient, linear, wide
 
-MAX_LOG_STEP = 15.0  # e^15 positions are longer than any sentence, and the square of e^15 is finite in float32
-MAX_EXPONENT = 86.0  # e^86 and e^-86 are normal numbers in float32: their product is never 0 times infinity
-CACHED_NUMBERS = 2**18  # hidden units computed at a time on a CPU: 1 MiB, which fit a core's cache
-MAX_NUMBERS = 2**26  # elsewhere: 256 MiB
+# `GaussianMixtureScore` limits the logarithms of its steps and of beta to this: no sentence is as long as e^15
+# positions, and the square of e^15 is finite in float32.
+MAX_LOG_STEP = 15.0
+MAX_EXPONENT = 86.0  # e^86 and e^-86 are normal numbers in float32, so that no product is 0 times infinity
+CACHED_NUMBERS = 2**18  # hidden units computed at a time on a CPU: 1 MiB, which fits a core's cache
+MAX_NUMBERS = 2**26  # hidden units computed at a time on other devices: 256 MiB
 
 
 class Past(NamedTuple):
     """What earlier steps attended to. An attention that does not read the past only counts its steps."""
 
-    weights: Tensor  # (B, S), or (B, N, S) with heads: of the previous step, zeros before the first
-    total: Tensor  # the same shape: the sum of the weights of all steps (coverage)
-    step: int  # index of the next step
-    log_stops: Tensor | None = None  # the same shape: log-probabilities of where monotonic reading stopped
-    means: Tensor | None = None  # (B, K), or (B, N, K): of a Gaussian mixture, from 1; None before the first step
+    weights: Tensor  # (B, S), or (B, N, S) with N heads: weights of the previous step; zeros at the first step
+    total: Tensor  # (B, S) or (B, N, S): sum of the weights of all earlier steps (coverage)
+    step: int  # index of the next step, from 0
+    log_stops: Tensor | None = None  # (B, S) or (B, N, S): log-probability that monotonic reading stopped there
+    means: Tensor | None = None  # (B, K) or (B, N, K): means of Gaussians, positions from 1; None at the first step
 
     @classmethod
     def start(cls, valid: Tensor) -> Self:
-        """Make the past before the first step: bool (B, S) or (B, N, S)."""
+        """Make the past of the first step: bool (B, S) or (B, N, S)."""
         nothing = torch.zeros(valid.shape, device=valid.device)
         return cls(nothing, nothing, 0)
 
     def after(self, weights: Tensor, log_stops: Tensor | None) -> Self:
-        """Add a step with weights (..., 1, S)."""
+        """Return the past that also contains a step with these weights (..., 1, S) and log_stops (..., 1, S)."""
         weights = weights.squeeze(-2)
         log_stops = None if log_stops is None else log_stops.squeeze(-2)
         return self._replace(weights=weights, total=self.total + weights, step=self.step + 1, log_stops=log_stops)
 
     def corrected(self, weights: Tensor) -> Self:
-        """Replace the weights (B, S) of the previous step."""
+        """Replace the weights of the previous step by others (B, S), also in the total."""
         return self._replace(weights=weights, total=self.total - self.weights + weights)
 
 
 class KeyUpdate(NamedTuple):
-    """What a step adds to the keys, k'_s = k_s + P f_s, as two factors: no step stores keys (B, S, A) of its own."""
+    """What a step adds to the keys, k'_s = k_s + P f_s. It is kept as two factors, because their product (B, S, A)
+    would need new memory at each step."""
 
-    features: Tensor  # f (B, S, F)
+    features: Tensor  # f (B, S, F), which differs between steps
     projection: Tensor  # P (A, F), the same at every step
 
 
 class Score(nn.Module):
-    """How well a query fits each key. A score knows no mask. One that reads the past has key features."""
+    """Computes how well a query fits each key. A score does not see the mask. A score whose energies depend on earlier
+    steps changes its keys by a `KeyUpdate`."""
 
     def within_reach(self, valid: Tensor) -> Tensor:
-        """Keep the valid positions for which the score is defined: bool (B, S) -> bool (B, S)."""
+        """Keep only those valid positions for which the score is defined: bool (B, S) -> bool (B, S)."""
         return valid
 
     def keys(self, memory: Tensor) -> Tensor:
-        """(B, S, M) -> (B, S, A), once per source sentence."""
+        """Compute the keys, once per source sentence: (B, S, M) -> (B, S, A)."""
         return memory
 
     def key_projection(self) -> Tensor | None:
-        """P (A, F) of the KeyUpdate, once per batch."""
+        """Compute the projection P (A, F) of the `KeyUpdate`, once per batch; None if the score has no update."""
         return None
 
     def key_features(self, past: Past) -> Tensor | None:
-        """f (B, S, F) of the KeyUpdate, at every step."""
+        """Compute the features f (B, S, F) of the `KeyUpdate`, at every step; None if the score has no update."""
         return None
 
     def move(self, query: Tensor, past: Past) -> Past:
-        """Move the score's own state, such as means, to the step with this query (B, 1, Q)."""
+        """Update what the score itself keeps in the past, such as means, for the step with this query (B, 1, Q)."""
         return past
 
     def forward(self, query: Tensor, keys: Tensor, update: KeyUpdate | None = None) -> Tensor:
-        """(B, T, Q), (B, S, A) -> (B, T, S), unmasked; `update` is added to the keys."""
+        """Compute energies without a mask: (B, T, Q), (B, S, A) -> (B, T, S). `update` is added to the keys."""
         raise NotImplementedError
 
 
 class DotScore(Score):
-    """e_ts = q_t . k_s   (Luong et al. 2015, eq. 7, dot)."""
+    """Computes e_ts = q_t . h_s   (Luong et al. 2015, eq. 7, dot)."""
 
     def forward(self, query: Tensor, keys: Tensor, update: KeyUpdate | None = None) -> Tensor:
-        """(B, T, Q), (B, S, A) -> (B, T, S), unmasked; Q = A."""
+        """Compute energies without a mask: (B, T, Q), (B, S, A) -> (B, T, S), where Q = A."""
         energies = linear(query, keys)
         if update is None:
             return energies
@@ -96,28 +103,28 @@ class DotScore(Score):
 
 
 class ScaledDotScore(DotScore):
-    """e_ts = q_t . k_s / sqrt(d), with d = Q = A   (Vaswani et al. 2017, eq. 1)."""
+    """Computes e_ts = q_t . h_s / sqrt(d), with d = Q = A   (Vaswani et al. 2017, eq. 1)."""
 
     def forward(self, query: Tensor, keys: Tensor, update: KeyUpdate | None = None) -> Tensor:
-        """(B, T, Q), (B, S, A) -> (B, T, S), unmasked; Q = A."""
+        """Compute energies without a mask: (B, T, Q), (B, S, A) -> (B, T, S), where Q = A."""
         return super().forward(query * query.shape[-1] ** -0.5, keys, update)
 
 
 class GeneralScore(DotScore):
-    """e_ts = q_t . W k_s   (Luong et al. 2015, eq. 7, general)."""
+    """Computes e_ts = q_t . W h_s   (Luong et al. 2015, eq. 7, general)."""
 
     def __init__(self, query_dim: int, memory_dim: int) -> None:
         super().__init__()
         self.key_proj = Linear(memory_dim, query_dim, bias=False)
 
     def keys(self, memory: Tensor) -> Tensor:
-        """(B, S, M) -> (B, S, Q), once per source sentence."""
+        """Compute the keys W h_s, once per source sentence: (B, S, M) -> (B, S, Q)."""
         projected: Tensor = self.key_proj(memory)
         return projected
 
 
 class AdditiveScore(Score):
-    """e_ts = v . tanh(W q_t + U k_s)   (Bahdanau et al. 2015, A.1.2)."""
+    """Computes e_ts = v . tanh(W q_t + U h_s)   (Bahdanau et al. 2015, A.1.2)."""
 
     def __init__(self, query_dim: int, memory_dim: int, attention_dim: int) -> None:
         super().__init__()
@@ -126,18 +133,19 @@ class AdditiveScore(Score):
         self.energy = Linear(attention_dim, 1, bias=False)
 
     def keys(self, memory: Tensor) -> Tensor:
-        """(B, S, M) -> (B, S, A), once per source sentence."""
+        """Compute the keys, once per source sentence: (B, S, M) -> (B, S, A)."""
         projected: Tensor = self.key_proj(memory)
         return projected
 
     def forward(self, query: Tensor, keys: Tensor, update: KeyUpdate | None = None) -> Tensor:
-        """(B, T, Q), (B, S, A) -> (B, T, S), unmasked."""
+        """Compute energies without a mask: (B, T, Q), (B, S, A) -> (B, T, S)."""
         return additive_energies(self.query_proj(query), keys, self.energy.weight, *(update or ()))
 
 
 class NormedAdditiveScore(AdditiveScore):
-    """e_ts = g v/|v| . tanh(W q_t + U k_s + b): the additive score with v weight-normalised (Salimans and Kingma 2016)
-    and a bias (Raffel et al. 2017; their scalar offset belongs to the normalizer)."""
+    """Computes e_ts = g v/|v| . tanh(W q_t + U h_s + b): the additive score with weight normalisation of v, whose
+    length g is learned (Salimans and Kingma 2016), and with a bias b (Raffel et al. 2017, whose scalar offset r is a
+    parameter of `MonotonicNormalizer`)."""
 
     def __init__(self, query_dim: int, memory_dim: int, attention_dim: int) -> None:
         super().__init__(query_dim, memory_dim, attention_dim)
@@ -145,20 +153,20 @@ class NormedAdditiveScore(AdditiveScore):
         self.bias = nn.Parameter(torch.zeros(attention_dim))
 
     def keys(self, memory: Tensor) -> Tensor:
-        """(B, S, M) -> (B, S, A), once per source sentence, including the bias."""
+        """Compute the keys U h_s + b, once per source sentence: (B, S, M) -> (B, S, A)."""
         return linear(memory, self.key_proj.weight, self.bias)
 
     def forward(self, query: Tensor, keys: Tensor, update: KeyUpdate | None = None) -> Tensor:
-        """(B, T, Q), (B, S, A) -> (B, T, S), unmasked."""
+        """Compute energies without a mask: (B, T, Q), (B, S, A) -> (B, T, S)."""
         energies: Tensor = super().forward(query, keys, update) * (self.gain / self.energy.weight.norm())
         return energies
 
 
 class ConcatScore(AdditiveScore):
-    """e_ts = v . tanh(W [q_t; k_s])   (Luong et al. 2015, eq. 7, concat); with `layers` > 1, further hidden layers
-    tanh(W' h + b') precede v.
+    """Computes e_ts = v . tanh(W [q_t; h_s])   (Luong et al. 2015, eq. 7, concat). With `layers` > 1, the hidden units
+    pass through layers - 1 more layers, x -> tanh(W' x + b'), before v.
 
-    W is stored as two matrices, so that the product with the keys is computed once per sentence.
+    W is stored as two matrices, so that its product with h_s, the key, is computed once per sentence.
     """
 
     def __init__(self, query_dim: int, memory_dim: int, attention_dim: int, layers: int) -> None:
@@ -166,7 +174,7 @@ class ConcatScore(AdditiveScore):
         self.deeper = nn.ModuleList(Linear(attention_dim, attention_dim) for _ in range(layers - 1))
 
     def forward(self, query: Tensor, keys: Tensor, update: KeyUpdate | None = None) -> Tensor:
-        """(B, T, Q), (B, S, A) -> (B, T, S), unmasked."""
+        """Compute energies without a mask: (B, T, Q), (B, S, A) -> (B, T, S)."""
         if not self.deeper:
             return super().forward(query, keys, update)
         if update is not None:
@@ -179,24 +187,24 @@ class ConcatScore(AdditiveScore):
 
 
 class CosineScore(Score):
-    """e_ts = beta_t cos(W q_t, k_s), beta_t = softplus(w . q_t + b) > 0   (Graves et al. 2014, eq. 5 and 6).
+    """Computes e_ts = beta_t cos(W q_t, h_s), beta_t = softplus(w . q_t + b) > 0   (Graves et al. 2014, eq. 5 and 6).
 
-    As in a neural Turing machine, the decoder emits the key W q_t and its strength beta_t.
+    In the neural Turing machine of the paper, the controller emits W q_t, called the key, and its strength beta_t.
     """
 
     def __init__(self, query_dim: int, memory_dim: int, initial_strength: float) -> None:
         super().__init__()
         self.query_proj = Linear(query_dim, memory_dim, bias=False)
         self.strength = Linear(query_dim, 1, bias=False)
-        # softplus(offset) = initial_strength
+        # the number whose softplus is initial_strength
         self.offset = nn.Parameter(torch.tensor(initial_strength + math.log(-math.expm1(-initial_strength))))
 
     def keys(self, memory: Tensor) -> Tensor:
-        """(B, S, M) -> (B, S, M) of length 1, once per source sentence."""
+        """Scale the encoder states to length 1, once per source sentence: (B, S, M) -> (B, S, M)."""
         return F.normalize(memory, dim=-1)
 
     def forward(self, query: Tensor, keys: Tensor, update: KeyUpdate | None = None) -> Tensor:
-        """(B, T, Q), (B, S, M) -> (B, T, S), unmasked, each between -beta_t and beta_t. Takes no update."""
+        """Compute energies without a mask: (B, T, Q), (B, S, M) -> (B, T, S). `update` must be None."""
         assert update is None
         beta = F.softplus(self.strength(query) + self.offset)
         emitted = beta * F.normalize(self.query_proj(query), dim=-1)
@@ -204,9 +212,9 @@ class CosineScore(Score):
 
 
 class LocationScore(Score):
-    """e_ts = (W q_t)_s, from the query alone   (Luong et al. 2015, eq. 8).
+    """Computes e_ts = (W q_t)_s, component s of a vector that depends on the query alone   (Luong et al. 2015, eq. 8).
 
-    The keys are the positions themselves. Positions from `max_positions` on cannot be attended to, as in Luong et al.
+    The keys are the numbers of the positions. Positions from `max_positions` on cannot be attended to, as in the paper.
     """
 
     def __init__(self, query_dim: int, max_positions: int) -> None:
@@ -215,16 +223,16 @@ class LocationScore(Score):
         self.positions = Linear(query_dim, max_positions, bias=False)
 
     def within_reach(self, valid: Tensor) -> Tensor:
-        """bool (B, S) -> bool (B, S), False from `max_positions` on."""
+        """Keep only the valid positions below `max_positions`: bool (B, S) -> bool (B, S)."""
         return valid & (torch.arange(valid.shape[1], device=valid.device) < self.max_positions)
 
     def keys(self, memory: Tensor) -> Tensor:
-        """(B, S, M) -> float32 (B, S, 1), the positions from 0."""
+        """Return the positions, from 0, as keys: (B, S, M) -> float32 (B, S, 1)."""
         positions = torch.arange(memory.shape[1], dtype=torch.float32, device=memory.device)
         return positions[:, None].expand(memory.shape[0], -1, 1)
 
     def forward(self, query: Tensor, keys: Tensor, update: KeyUpdate | None = None) -> Tensor:
-        """(B, T, Q), (B, S, 1) -> (B, T, S), unmasked. Takes no update."""
+        """Compute energies without a mask: (B, T, Q), (B, S, 1) -> (B, T, S). `update` must be None."""
         assert update is None
         index = keys.squeeze(-1).long().clamp_(max=self.max_positions - 1)
         energies: Tensor = self.positions(query)
@@ -232,38 +240,39 @@ class LocationScore(Score):
 
 
 class LocationAwareScore(AdditiveScore):
-    """e_ts = v . tanh(W q_t + V k_s + U f_ts + b), f_t = F * weights_{t-1}, a convolution
-    (Chorowski et al. 2015, eq. 8 and 9)."""
+    """Computes e_ts = v . tanh(W q_t + V h_s + U f_ts + b), where the features f_t are a convolution of the previous
+    step's weights with learned filters   (Chorowski et al. 2015, eq. 8 and 9)."""
 
     def __init__(self, query_dim: int, memory_dim: int, attention_dim: int, filters: int, width: int) -> None:
-        """width: of each filter, in positions, an odd number."""
+        """filters: their number F. width: number of source positions that a filter spans, which must be odd."""
         super().__init__(query_dim, memory_dim, attention_dim)
         self.filters = nn.Conv1d(1, filters, width, padding=width // 2, bias=False)
         self.filter_proj = Linear(filters, attention_dim)  # U and b
 
     def keys(self, memory: Tensor) -> Tensor:
-        """(B, S, M) -> (B, S, A), once per source sentence, including the bias."""
+        """Compute the keys V h_s + b, once per source sentence: (B, S, M) -> (B, S, A)."""
         return linear(memory, self.key_proj.weight, self.filter_proj.bias)
 
     def key_projection(self) -> Tensor:
-        """U (A, F)."""
+        """Return U (A, F), the projection of the `KeyUpdate`."""
         return self.filter_proj.weight
 
     def key_features(self, past: Past) -> Tensor:
-        """f_t (B, S, F)."""
+        """Compute the features f_t (B, S, F) from the weights of the previous step."""
         features: Tensor = self.filters(past.weights[:, None].to(self.filters.weight.dtype))
         return features.transpose(1, 2)
 
 
 class GaussianMixtureScore(Score):
-    """e_ts = log sum_k alpha_tk exp(-beta_tk (kappa_tk - s)^2), kappa_t = kappa_{t-1} + exp(.), with alpha_t, beta_t
-    and the steps of kappa_t exponentials of linear functions of the query   (Graves 2013, eq. 46 to 51).
+    """Computes e_ts = log sum_k alpha_tk exp(-beta_tk (kappa_tk - s)^2), the logarithm of a mixture of K Gaussians with
+    means kappa_tk   (Graves 2013, eq. 46 to 51). alpha_tk, beta_tk and the step kappa_tk - kappa_{t-1,k} are
+    exponentials of linear functions of the query.
 
-    A softmax divides the mixture by its sum over the positions. The paper does not: its context fades where no
-    Gaussian is near. Positions count from 1, and kappa_0 = 0: with zero parameters, all Gaussians move along the
-    diagonal, one position per step.
+    A softmax over the energies divides the mixture by its sum over the positions. The paper does not divide, so that
+    its context vanishes where no Gaussian is near. Positions count from 1, and kappa_0k = 0: with zero parameters, all
+    Gaussians move along the diagonal, one position per step.
 
-    The keys are the positions themselves, once for each Gaussian; the means are subtracted as a KeyUpdate.
+    The keys are the numbers of the positions, once for each Gaussian. A `KeyUpdate` subtracts the means.
     """
 
     def __init__(self, query_dim: int, components: int) -> None:
@@ -273,27 +282,27 @@ class GaussianMixtureScore(Score):
         self.shapes = Linear(query_dim, 2 * components)  # log alpha, log beta
 
     def keys(self, memory: Tensor) -> Tensor:
-        """(B, S, M) -> float32 (B, S, K), the positions from 1."""
+        """Return the positions, from 1, as keys: (B, S, M) -> float32 (B, S, K)."""
         B, S, _ = memory.shape
         positions = torch.arange(1, S + 1, dtype=torch.float32, device=memory.device)
         return positions[:, None].expand(B, S, self.moves.out_features)
 
     def key_projection(self) -> Tensor:
-        """Return the identity (K, K)."""
+        """Return the identity (K, K) as the projection of the `KeyUpdate`."""
         return torch.eye(self.moves.out_features, device=self.moves.weight.device)
 
     def key_features(self, past: Past) -> Tensor:
-        """-kappa_t (B, S, K), from the past moved to this step."""
+        """Return -kappa_t (B, S, K), from a past that `move` has moved to step t."""
         assert past.means is not None
         return -past.means[:, None].expand(-1, past.weights.shape[-1], -1)
 
     def move(self, query: Tensor, past: Past) -> Past:
-        """Move the means to kappa_t: (B, 1, Q) -> Past."""
+        """Move the means from kappa_{t-1} to kappa_t: query (B, 1, Q) -> Past."""
         steps = wide(self.moves(query))[:, 0].clamp(max=MAX_LOG_STEP).exp()
         return past._replace(means=steps if past.means is None else past.means + steps)
 
     def forward(self, query: Tensor, keys: Tensor, update: KeyUpdate | None = None) -> Tensor:
-        """(B, T, Q), (B, S, K) -> (B, T, S), unmasked, float32 or wider."""
+        """Compute energies without a mask: (B, T, Q), (B, S, K) -> (B, T, S), float32 or wider."""
         assert update is not None
         log_alpha, log_beta = wide(self.shapes(query))[:, :, None].chunk(2, dim=-1)  # (B, T, 1, K)
         squares = (keys + update.features).square()[:, None]
@@ -301,8 +310,8 @@ class GaussianMixtureScore(Score):
 
 
 class LinearCoverage(nn.Module):
-    """k'_s = k_s + w c_s + b, where coverage c_s is the sum of the weights that earlier steps gave to s. An additive
-    score sums k'_s and the query inside its tanh   (See et al. 2017, eq. 11)."""
+    """Adds coverage to the keys: k'_s = k_s + w c_s + b, where c_s is the sum of the weights that earlier steps gave to
+    position s. With the additive score, whose tanh adds the query to k'_s, this is eq. 11 of See et al. 2017."""
 
     def __init__(self, keys_dim: int) -> None:
         super().__init__()
@@ -310,15 +319,15 @@ class LinearCoverage(nn.Module):
         self.bias = nn.Parameter(torch.zeros(keys_dim))
 
     def keys(self, keys: Tensor) -> Tensor:
-        """(B, S, A) -> (B, S, A), once per source sentence: adds b."""
+        """Add b to the keys of the score, once per source sentence: (B, S, A) -> (B, S, A)."""
         return keys + self.bias.to(keys.dtype)
 
     def key_projection(self) -> Tensor:
-        """P = w (A, 1) of the KeyUpdate, once per batch."""
+        """Return w (A, 1), the projection of the `KeyUpdate`."""
         return self.weight
 
     def key_features(self, past: Past) -> Tensor:
-        """f = c (B, S, 1) of the KeyUpdate, at every step."""
+        """Return the coverage c (B, S, 1), the features of the `KeyUpdate`."""
         return past.total[:, :, None]
 
 
@@ -328,11 +337,13 @@ def additive_energies(
     """Compute e_ts = v . tanh(q_t + k_s + P f_s): (B, T, A), (B, S, A), v (1, A), f (B, S, F), P (A, F) -> (B, T, S),
     float32 or wider.
 
-    The hidden units (B, T, S, A) are not stored: the backward pass recomputes them from the features and the keys, of
-    which a loop stores one copy. On a CPU they are computed as tanh(x) = 2 sigmoid(2 x) - 1, which is several times
-    faster:  e = 2 v . sigmoid(2 q + 2 k + 2 P f) - sum(v).  Without features, sigmoid(2 q + 2 k) is computed as
-    1 / (1 + e^-2q e^-2k): each exponential is computed once, not for every pair of query and key. There |q| and |k|
-    count as at most 43, which matters only where both are larger and nearly cancel each other.
+    The hidden units (B, T, S, A), which are the values of tanh, are not stored: the backward pass computes them again
+    from the features and the keys. A loop stores the keys only once.
+
+    On a CPU, the logistic function replaces tanh(x) = 2 sigmoid(2 x) - 1, because it is several times faster:
+    e = 2 v . sigmoid(2 q + 2 k + 2 P f) - sum(v). Without features, sigmoid(2 q + 2 k) is 1 / (1 + e^-2q e^-2k), which
+    needs each exponential once, not for every pair of query and key. Values of q and k are then clamped to at most 43
+    in magnitude, which matters only where both are larger and nearly cancel each other.
     """
     convert = _plain
     if prefers_sigmoid(keys):
@@ -345,23 +356,23 @@ def additive_energies(
 
 
 def prefers_sigmoid(keys: Tensor) -> bool:
-    """Check if the hidden units are computed from the logistic function. On a GPU that would only add kernels."""
+    """Check if the logistic function replaces tanh. On a GPU, this would only add kernels."""
     return keys.device.type == "cpu"
 
 
 class _Values(NamedTuple):
-    """What the uses read, in float32 or wider."""
+    """What all steps read, in float32 or wider: with tanh, or with the logistic function."""
 
-    keys: Tensor  # (B, S, A) k, or 2 k, or e^-2k
-    weight: Tensor  # (A,) v, or 2 v
-    slope: Tensor  # (A,) v, or 4 v: the energies' derivative is this times that of tanh, or of the logistic function
-    projection: Tensor  # (A, F) P; (A, 0) without features
-    one: Tensor  # ()
-    total: Tensor | None  # None, or sum(v)
+    keys: Tensor  # (B, S, A): k with tanh; 2 k with the logistic function, or e^-2k if there are no features
+    weight: Tensor  # (A,): v with tanh, 2 v with the logistic function
+    slope: Tensor  # (A,): v or 4 v, the factor between the derivatives of the energies and of the function used
+    projection: Tensor  # (A, F): P; without features (A, 0)
+    one: Tensor  # (): the number 1
+    total: Tensor | None  # (): sum(v) with the logistic function, None with tanh
 
 
 def _plain(keys: Tensor, weight: Tensor, projection: Tensor | None) -> _Values:
-    """Prepare the values for tanh."""
+    """Compute the values with tanh."""
     keys = wide(keys)
     weight = weight[0].to(keys.dtype)
     projection = keys.new_empty(keys.shape[-1], 0) if projection is None else projection
@@ -369,7 +380,7 @@ def _plain(keys: Tensor, weight: Tensor, projection: Tensor | None) -> _Values:
 
 
 def _doubled(keys: Tensor, weight: Tensor, projection: Tensor | None) -> _Values:
-    """Prepare the values for the logistic function."""
+    """Compute the values with the logistic function and features."""
     plain = _plain(keys, weight, projection)
     return plain._replace(
         keys=2 * plain.keys, weight=2 * plain.weight, slope=4 * plain.weight, total=plain.weight.sum()
@@ -377,13 +388,13 @@ def _doubled(keys: Tensor, weight: Tensor, projection: Tensor | None) -> _Values
 
 
 def _exponentials(keys: Tensor, weight: Tensor, projection: Tensor | None) -> _Values:
-    """Prepare the values for the logistic function without features."""
+    """Compute the values with the logistic function, without features."""
     doubled = _doubled(keys, weight, projection)
     return doubled._replace(keys=doubled.keys.clamp_(-MAX_EXPONENT, MAX_EXPONENT).neg_().exp_())
 
 
 def _energies(query: Tensor, features: Tensor | None, values: _Values) -> Tensor:
-    """Compute energies block by block: queries (B, T, A), features (B, S, F) or None -> (B, T, S)."""
+    """Compute energies, block by block: queries (B, T, A), features (B, S, F) or None -> (B, T, S)."""
     query = query.to(values.keys.dtype)
     features = None if features is None else features.to(values.keys.dtype)
     with torch.autocast(query.device.type, enabled=False):  # energies stay in float32
@@ -399,7 +410,7 @@ def _energies(query: Tensor, features: Tensor | None, values: _Values) -> Tensor
 
 
 def _blocks(query: Tensor, keys: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Yield the sentences and steps whose hidden units are computed together."""
+    """Yield blocks, each a slice of the sentences and a slice of the steps whose hidden units are computed together."""
     (B, T, _), (_, S, A) = query.shape, keys.shape
     most = CACHED_NUMBERS if keys.device.type == "cpu" else MAX_NUMBERS
     steps = min(T, max(1, most // (S * A)))
@@ -456,7 +467,7 @@ class _Energies(torch.autograd.Function):
 
 
 class _Sums:
-    """Sums over all queries: the gradients of the keys and the projection without the factor v, and of v."""
+    """Sums over all queries. `_gradients` makes them the gradients of the keys, of v and of the projection."""
 
     def __init__(self, values: _Values) -> None:
         self.slope, self.logistic = values.slope, values.total is not None
@@ -465,7 +476,7 @@ class _Sums:
         self.grads = values.keys.new_zeros(values.keys.shape[:2])
 
     def add_weight(self, grads: Tensor, hidden: Tensor) -> None:
-        """Add a query's share of the gradient of v: gradients (B, S), hidden units (B, S, A)."""
+        """Add one query's term of the gradient of v: gradients (B, S) of its energies, hidden units (B, S, A)."""
         self.weight.addmm_(grads.reshape(1, -1), hidden.flatten(0, 1))
         if self.logistic:
             self.grads += grads
@@ -478,15 +489,15 @@ def _gradients(pending: list[_Sums]) -> tuple[Tensor, ...]:
 
 
 def _slope(hidden: Tensor, values: _Values) -> Tensor:
-    """Compute the derivative of tanh, or of the logistic function, from its value, which may be overwritten."""
+    """Compute the derivative of tanh or the logistic function from its value `hidden`, which may be overwritten."""
     if values.total is None:
         return torch.addcmul(values.one, hidden, hidden, value=-1)
     return hidden.addcmul_(hidden, hidden, value=-1)
 
 
 def _hidden_units(features: Tensor | None, values: _Values) -> Callable[[Tensor, slice, slice], Tensor]:
-    """Make the function that computes the hidden units of some sentences and steps: tanh(q + k + P f), or sigmoid of
-    twice that, (b, t, S, A) from all queries (B, T, A) and two slices."""
+    """Make a function that computes the hidden units of one block, tanh(q + k + P f) or sigmoid(2 q + 2 k + 2 P f):
+    all queries (B, T, A), slice of b sentences, slice of t steps -> (b, t, S, A)."""
     keys = values.keys
     if values.total is not None and features is None:
 
