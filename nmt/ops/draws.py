@@ -1,4 +1,5 @@
-"""Random numbers that belong to sentences: they do not depend on which processes and micro-batches share a batch.
+"""Random numbers that belong to sentences: a sentence gets the same numbers, however its batch is divided among
+processes and micro-batches.
 
 A counter-based generator (Salmon et al. 2011) hashes the sentence's key and a counter by SplitMix64 (Steele et al.
 2014). Shapes: B sentences, N rows.
@@ -15,29 +16,32 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-_INCREMENT = 0x9E3779B97F4A7C15 - 2**64  # as a signed number, like the multipliers
+# The constants of SplitMix64, as signed 64-bit numbers.
+_INCREMENT = 0x9E3779B97F4A7C15 - 2**64
 _MULTIPLIERS = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
-_FRACTION_BITS = 53  # of a float64
-BLOCK = 64  # numbers of a sentence computed at a time, so that not every step of a decoder needs these operations
-_SAMPLING = 2**32  # the first counter for sampled translations; smaller ones are for other draws
+_FRACTION_BITS = 53  # of the significand of a float64
+BLOCK = 64  # numbers of a sentence computed at a time, so that most steps of a decoder find them computed already
+_SAMPLING = 2**32  # the first counter for sampled translations; smaller counters are for other draws
 
 
 class SentenceDraws:
-    """Uniform numbers for the sentences of a batch."""
+    """Draws uniform numbers for the sentences of a batch."""
 
     def __init__(self, make_keys: Callable[[], Tensor]) -> None:
-        """make_keys: returns a key for each sentence, int64 (B,); called at the first draw."""
+        """make_keys: returns the key of each sentence, int64 (B,). It is called at the first draw."""
         self.make_keys, self.counter = make_keys, 0
-        self._block, self._start = torch.empty(0, 0), 0  # computed in advance, and the first counter in it
+        self._block, self._start = torch.empty(0, 0), 0  # numbers computed in advance, and the counter of the first
 
     @cached_property
     def keys(self) -> Tensor:
-        """Make the key of each sentence, int64 (B,), once."""
+        """Return the key of each sentence, int64 (B,). The keys are made once."""
         return self.make_keys()
 
     def __call__(self, rows: int, count: int, device: torch.device) -> Tensor:
-        """Draw (rows, count) in [0, 1). rows: the number of sentences or a multiple of it, with the rows of a sentence
-        together."""
+        """Draw numbers (rows, count) in [0, 1).
+
+        rows: the number of sentences or a multiple of it; then the rows of a sentence follow each other.
+        """
         first, self.counter = self.counter, self.counter + count
         if len(self._block) != rows or self.counter > self._start + self._block.shape[1]:
             keys = _copies(self.keys.to(device, non_blocking=True), rows // len(self.keys))
@@ -51,7 +55,7 @@ _current: SentenceDraws | None = None
 
 @contextmanager
 def sentence_draws(draws: SentenceDraws | None) -> Iterator[None]:
-    """Enter a context in which `draw` uses these numbers; None for torch's generator."""
+    """Enter a context in which `draw` draws from `draws`, or from torch's global generator if it is None."""
     global _current  # noqa: PLW0603
     before, _current = _current, draws
     try:
@@ -61,7 +65,7 @@ def sentence_draws(draws: SentenceDraws | None) -> Iterator[None]:
 
 
 def copied_draws(sentences: Tensor, copies: Tensor) -> AbstractContextManager[None]:
-    """Enter a context in which `draw` is for copies of the current sentences: row n is copy number `copies[n]` of
+    """Enter a context in which `draw` draws for copies of the current sentences: row n is copy number `copies[n]` of
     sentence `sentences[n]`, both int64 (N,) on the CPU."""
     current = _current
     if current is None:
@@ -70,26 +74,27 @@ def copied_draws(sentences: Tensor, copies: Tensor) -> AbstractContextManager[No
 
 
 def draw(rows: int, count: int, device: torch.device) -> Tensor:
-    """Draw (rows, count) in [0, 1): of the current sentences, or from torch's global generator if there are none."""
+    """Draw numbers (rows, count) in [0, 1): from the `sentence_draws` of the context, or if there are none, from
+    torch's global generator."""
     return torch.rand(rows, count, device=device) if _current is None else _current(rows, count, device)
 
 
 def sentence_keys(seed: Sequence[int], numbers: NDArray[Any]) -> Tensor:
-    """Make keys from the sentences' numbers, such as their line in a corpus: (B,) -> int64 (B,) on the CPU."""
+    """Make keys from a seed and numbers of sentences, such as lines in a corpus: (B,) -> int64 (B,) on the CPU."""
     start = int(np.random.SeedSequence(seed).generate_state(1, np.uint32)[0])
     return _hash(torch.from_numpy(numbers.astype(np.int64)) + (start << 31))
 
 
 def sampling_draws(keys: Tensor, samples: int, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """Draws for samples of each sentence: keys int64 (B,) -> a function from rows int64 (N,) to numbers (N,) in [0, 1),
-    others at each call. Sentence i has the rows from i * samples to (i + 1) * samples - 1."""
+    """Make a function that draws for samples of each sentence: from rows, int64 (N,), it gives numbers (N,) in [0, 1),
+    which are new at each call. keys: int64 (B,); sentence i has the rows from i * samples to (i + 1) * samples - 1."""
     rows, counters = _copies(keys.to(device, non_blocking=True), samples), itertools.count(_SAMPLING)
     return lambda numbers: _uniform(rows[numbers], next(counters))
 
 
 def _copies(keys: Tensor, copies: int) -> Tensor:
-    """Make a key for each copy of a sentence: int64 (B,) -> (B * copies,), copies of a sentence together; one copy has
-    the sentence's own key."""
+    """Make a key for each copy of a sentence: int64 (B,) -> (B * copies,). The copies of a sentence follow each other.
+    A single copy keeps the key of its sentence."""
     if copies == 1:
         return keys
     return _hash(keys[:, None] + 1 + torch.arange(copies, device=keys.device)).flatten()
@@ -104,7 +109,7 @@ def _uniform(keys: Tensor, counters: Tensor | int) -> Tensor:
 
 
 def _hash(numbers: Tensor) -> Tensor:
-    """Apply SplitMix64's output function; products wrap around."""
+    """Apply the output function of SplitMix64 to each number. Its products overflow and wrap around."""
     mixed = numbers
     for shift, multiplier in zip((30, 27), _MULTIPLIERS, strict=True):
         mixed = (mixed ^ _shifted(mixed, shift)) * multiplier
@@ -112,5 +117,5 @@ def _hash(numbers: Tensor) -> Tensor:
 
 
 def _shifted(numbers: Tensor, bits: int) -> Tensor:
-    """Shift to the right, filling with zeros."""
+    """Shift signed numbers to the right and fill with zeros, not with the sign."""
     return (numbers >> bits) & ((1 << (64 - bits)) - 1)

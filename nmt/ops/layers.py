@@ -1,15 +1,15 @@
-"""What the steps of a loop are made of: matrix products whose gradients are deferred, packed weights, rows, dropout.
+"""Operations for loops over time steps: matrix products with deferred gradients, packed weights, rows, dropout.
 
-Autograd would compute and add a gradient of a weight's size at every step: T small products and T sums in a loop of T
-steps. Here each use stores what the gradient needs (`Shared.pending`), and one function (`CombineGradients`) computes
-the gradient from all of that, for a weight by one product. It runs last: every use has the `anchor` as an input, whose
-backward pass autograd can only reach after all uses.
+In a loop of T steps, autograd would compute a gradient of a weight's size at every step and add them up: T small
+products and T sums. Here the backward pass of each use only stores what the gradient needs (in `Shared.pending`). After
+all uses, one function (a `CombineGradients`) computes the gradient; for a weight, this is a single product. Every use
+has the `anchor` as an input, so autograd reaches the backward pass of the anchor, which calls that function, last.
 
-On a CPU, torch computes float32 products with MKL, which uses only half the vector width on AMD processors, and
-bfloat16 products with oneDNN, which has no such limit: here oneDNN computes both on AMD.
+On a CPU, torch computes float32 products with MKL and bfloat16 products with oneDNN. On AMD processors, MKL uses only
+half the vector width, so this module computes float32 products with oneDNN there.
 
-Shapes: B batch, S source positions, D features, or operands if several are multiplied side by side, N rows, I inputs,
-O outputs, ... batch.
+Shapes: B batch, S source positions, D features (or operands, where several are multiplied side by side), N rows,
+I inputs, O outputs, ... any batch axes. W' is the transpose of W.
 """
 
 import weakref
@@ -26,29 +26,29 @@ from torch.nn import functional as F
 from nmt.config.errors import UserError
 from nmt.system.machine import cpu_capabilities, cpu_vendor
 
-PENDING_ELEMENTS = 2**24  # of stored inputs and gradients, above which they are reduced to a product
-MAX_SEPARATE = 4  # operands up to which oneDNN computes their products one by one
-# Elements of a weight below which oneDNN costs more than it saves: a call, and a kernel for each new number of rows.
+PENDING_ELEMENTS = 2**24  # inputs and gradients with more elements than this are not kept, but reduced to a product
+MAX_SEPARATE = 4  # up to this number of operands side by side, oneDNN computes their products one by one
+# For a weight with fewer elements, oneDNN costs more than it saves: a call, and a kernel for each new number of rows.
 MIN_WEIGHT = 2**14
 _onednn = None
 if cpu_vendor() == "AuthenticAMD" and torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
     _onednn = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
-MIN_OUTPUTS = 64  # of a weight that is packed
-INT8_LEVELS = 127  # of either sign
-ZERO = 128  # the unsigned input that stands for 0; oneDNN multiplies signed inputs quickly only on CPUs with AMX
-MASK_BITS = 16  # random bits per element of a dropout mask: probabilities are exact to 2^-17
+MIN_OUTPUTS = 64  # a weight with fewer outputs is not packed
+INT8_LEVELS = 127  # 8-bit integers lie between -127 and 127
+ZERO = 128  # stands for 0 in unsigned inputs; oneDNN multiplies signed inputs quickly only on CPUs with AMX
+MASK_BITS = 16  # random bits per element of a dropout mask, with which a probability is exact to 2^-17
 
 Tree = TypeVar("Tree")
 
 
 def in_autocast_dtype(tensor: Tensor) -> Tensor:
-    """Convert a tensor to the precision of matrix products."""
+    """Convert a tensor to the dtype in which autocast computes matrix products; without autocast, keep its dtype."""
     device = tensor.device.type
     return tensor.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else tensor
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype for sums, exponentials and logarithms: float32, or a wider one as it is."""
+    """Return the dtype for sums, exponentials and logarithms: float32, or `dtype` if it is wider."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -62,11 +62,11 @@ CombineGradients = Callable[[list[Any]], tuple[Tensor | None, ...]]
 
 
 class Shared(NamedTuple):
-    """Detached tensors in the precision of the computation, and what the uses need to defer the gradient."""
+    """Tensors that several uses share, and what these uses need to defer the gradient."""
 
-    values: tuple[Tensor | None, ...]
-    anchor: Tensor  # (1,) an input of every use, so that autograd reaches the tensors after all uses
-    pending: list[Any]  # what the uses store during the backward pass; empty outside it
+    values: tuple[Tensor | None, ...]  # the tensors, detached and converted to the dtype of the computation
+    anchor: Tensor  # (1,) an input of every use, so that its backward pass follows those of all uses
+    pending: list[Any]  # what the uses store during the backward pass; empty at other times
 
 
 _loop: ContextVar[dict[Any, tuple[list[Any], Shared]] | None] = ContextVar("loop", default=None)
@@ -74,8 +74,8 @@ _loop: ContextVar[dict[Any, tuple[list[Any], Shared]] | None] = ContextVar("loop
 
 @contextmanager
 def loop() -> Iterator[None]:
-    """Enter a context in which `defer_gradient` recognises a tensor it has seen. A nested loop belongs to the outer
-    one."""
+    """Enter a context in which `defer_gradient` recognises the tensors of earlier calls. A loop inside another loop is
+    part of the outer loop."""
     if _loop.get() is not None:
         yield
         return
@@ -85,11 +85,11 @@ def loop() -> Iterator[None]:
         yield
     finally:
         _loop.reset(reset)
-        shared.clear()  # the callbacks of its references refer to it: a cycle would keep tensors alive
+        shared.clear()  # breaks a cycle, as its weak references have callbacks that refer to it
 
 
 def in_loop() -> bool:
-    """Check if gradients are deferred."""
+    """Check if the gradients of products are deferred."""
     return torch.is_grad_enabled() and _loop.get() is not None
 
 
@@ -102,9 +102,10 @@ def defer_gradient(
     combine: CombineGradients,
     convert: Callable[..., tuple[Tensor | None, ...]] = _in_autocast_dtypes,
 ) -> Shared:
-    """Share tensors among their uses: within a loop, the same tensors and `combine` always give the same Shared.
+    """Prepare tensors whose gradients `combine` computes after all uses. Within a loop, the same tensors and `combine`
+    always give the same Shared.
 
-    convert: computes once, from the tensors, the values that the uses read.
+    convert: computes `Shared.values` from the detached tensors, once.
     """
     shared = _loop.get()
     if shared is None:
@@ -113,7 +114,7 @@ def defer_gradient(
     if key not in shared:
 
         def remove(_: Any) -> None:  # noqa: ANN401
-            shared.pop(key, None)  # a new tensor may get the id of a deleted one
+            shared.pop(key, None)  # because a new tensor may get the id of a deleted one
 
         shared[key] = (
             [weakref.ref(tensor, remove) for tensor in tensors if tensor is not None],
@@ -153,8 +154,8 @@ class _Source(torch.autograd.Function):
 
 
 class FloatWeight:
-    """A weight in the layout of oneDNN, which multiplies blocks of it and otherwise rearranges it at every call: longer
-    than the product itself if there are few rows."""
+    """A weight packed in the blocks that oneDNN multiplies. Otherwise oneDNN rearranges the weight at every call, which
+    takes longer than the product itself if there are few rows."""
 
     @staticmethod
     def dtypes() -> set[torch.dtype]:
@@ -168,7 +169,7 @@ class FloatWeight:
         self.packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
 
     def product(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
-        """Compute x W' + b without gradients: (..., I), (O,) -> (..., O)."""
+        """Compute x W' + b without gradients: inputs (..., I), bias (O,) -> (..., O)."""
         bias = None if bias is None else bias.to(self.dtype)
         inputs = inputs.to(self.dtype).contiguous()
         outputs: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, self.packed, bias, "none", [], "")
@@ -176,11 +177,11 @@ class FloatWeight:
 
 
 class Int8Weight:
-    """A weight in 8-bit integers with a scale for each output, times inputs with a scale for each row, or with that of
-    all inputs between -1 and 1 (`bounded`).
+    """A weight in 8-bit integers, with a scale for each output. `product` converts the inputs to 8-bit integers too,
+    with a scale for each row, or if all inputs lie between -1 and 1 (`bounded`), with a fixed scale.
 
-    A row's result does not depend on the other rows, except for the rounding of the last bit. CPUs without VNNI add
-    pairs of products in 16 bits: there, weights and inputs have 7 bits, so that no sum overflows.
+    Other rows change the result of a row at most in the rounding of the last bit. CPUs without VNNI add pairs of
+    products in 16 bits: there, weights and inputs have 7 bits, so that no sum overflows.
     """
 
     def __init__(self, weight: Tensor, bounded: bool) -> None:
@@ -194,7 +195,7 @@ class Int8Weight:
         self.packed: Tensor = torch.ops.onednn.qlinear_prepack(integers, None)
 
     def product(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
-        """Compute x W' + b without gradients: (..., I), (O,) -> (..., O)."""
+        """Compute x W' + b without gradients: inputs (..., I), bias (O,) -> (..., O)."""
         rows = inputs.reshape(-1, inputs.shape[-1])
         if self.bounded:
             outputs = self._product(rows * self.levels, bias)
@@ -220,21 +221,21 @@ Pack = Callable[..., Weight]
 
 
 def pack(weight: Tensor, bounded: bool = False) -> Weight:
-    """Pack a weight (O, I) in its own precision, or return it unchanged where that gains nothing."""
+    """Pack a weight (O, I) in its own dtype, or return it unchanged where packing gains nothing."""
     if weight.device.type != "cpu" or len(weight) < MIN_OUTPUTS or weight.dtype not in FloatWeight.dtypes():
         return weight
     return FloatWeight(weight)
 
 
 def pack_int8(weight: Tensor, bounded: bool = False) -> Weight:
-    """Pack a weight (O, I) in 8-bit integers, or return it unchanged if it is small. Raises UserError if the CPU has no
-    such product."""
+    """Pack a weight (O, I) in 8-bit integers, or return it unchanged if it has few outputs. Raises UserError unless
+    torch has 8-bit products on this CPU."""
     check_int8()
     return weight if len(weight) < MIN_OUTPUTS else Int8Weight(weight.float(), bounded)
 
 
 def check_int8() -> None:
-    """Raises UserError unless torch has 8-bit products on this CPU."""
+    """Raise UserError unless torch has 8-bit products on this CPU."""
     if not hasattr(torch.ops.onednn, "qlinear_pointwise") or not cpu_capabilities().get("avx2"):
         raise UserError("precision=int8 needs an x86 CPU with AVX2 and torch with oneDNN; use precision=auto")
 
@@ -242,16 +243,16 @@ def check_int8() -> None:
 class Linear(nn.Linear):
     """nn.Linear, faster inside loops and on processors where torch's own products are slow."""
 
-    packed: Weight | None = None  # replaces the weight in search
+    packed: Weight | None = None  # replaces `weight` in a model prepared for search
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(..., I) -> (..., O)."""
+        """Compute x W' + b: (..., I) -> (..., O)."""
         return linear(inputs, self.weight if self.packed is None else self.packed, self.bias)
 
 
 def linear(inputs: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
-    """Compute x W' + b: (..., I), (O, I), (O,) -> (..., O), or with D operands (D, N, I), (D, O, I), (D, O) ->
-    (D, N, O)."""
+    """Compute x W' + b: (..., I), (O, I), (O,) -> (..., O), or with D operands side by side: (D, N, I), (D, O, I),
+    (D, O) -> (D, N, O)."""
     if not isinstance(weight, Tensor):
         return weight.product(inputs, bias)
     if in_loop() or (torch.is_grad_enabled() and uses_onednn(inputs, weight)):
@@ -262,7 +263,7 @@ def linear(inputs: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor
 
 
 def product(inputs: Tensor, operand: Tensor) -> Tensor:
-    """Compute x A: (D, N, I), (D, I, O) -> (D, N, O)."""
+    """Compute x A for D operands A side by side: (D, N, I), (D, I, O) -> (D, N, O)."""
     if in_loop():
         shared = defer_gradient((operand,), _product_gradients)
         applied: Tensor = _Product.apply(inputs, shared.anchor, shared.pending, *shared.values)  # type: ignore[no-untyped-call]
@@ -271,7 +272,7 @@ def product(inputs: Tensor, operand: Tensor) -> Tensor:
 
 
 def uses_onednn(inputs: Tensor, weight: Tensor) -> bool:
-    """Check if oneDNN's own function, which autograd cannot differentiate, computes the product."""
+    """Check if `matmul` calls oneDNN's own function, which autograd cannot differentiate, for this product."""
     return (
         _onednn is not None
         and inputs.dtype == weight.dtype == torch.float32
@@ -284,9 +285,9 @@ def uses_onednn(inputs: Tensor, weight: Tensor) -> bool:
 
 
 def matmul(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute x W' + b: (..., I), (O, I), (O,) -> (..., O), or (D, N, I), (D, O, I), (D, O) -> (D, N, O).
+    """Compute x W' + b, by shapes as `linear` does, but without deferring gradients.
 
-    Where `uses_onednn`, gradients must be disabled.
+    Where `uses_onednn` is true, the operands must not need gradients.
     """
     if uses_onednn(inputs, weight):
         assert not (torch.is_grad_enabled() and (inputs.requires_grad or weight.requires_grad))
@@ -300,26 +301,26 @@ def matmul(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
 
 def input_gradient(grads: Tensor, weight: Tensor) -> Tensor:
-    """Compute dL/dx of x W': (..., N, O), (..., O, I) -> (..., N, I)."""
+    """Compute the gradient of x in x W' from the gradient of the product: (..., N, O), (..., O, I) -> (..., N, I)."""
     return matmul(grads, weight.mT) if uses_onednn(grads, weight) else grads @ weight
 
 
 def weight_gradient(inputs: Tensor, grads: Tensor) -> Tensor:
-    """Compute dL/dW of x W': (..., N, I), (..., N, O) -> (..., O, I)."""
+    """Compute the gradient of W in x W' from the gradient of the product: (..., N, I), (..., N, O) -> (..., O, I)."""
     large = inputs.shape[-1] * grads.shape[-1] >= MIN_WEIGHT
-    if large and uses_onednn(inputs, grads):  # oneDNN copies its first operand: make that the smaller one
+    if large and uses_onednn(inputs, grads):  # oneDNN copies its first operand: usually, inputs are smaller
         return matmul(inputs.mT, grads.mT).mT.contiguous()
     return grads.mT @ inputs
 
 
 class _Pending:
-    """Inputs (..., N, I) and gradients (..., N, O) of the backward steps so far, partly reduced to their products."""
+    """Collects the inputs (..., N, I) and gradients (..., N, O) of a weight's uses, and reduces them to products."""
 
     def __init__(self) -> None:
         self.inputs: list[Tensor] = []
         self.grads: list[Tensor] = []
         self.elements = 0
-        self.total: tuple[Tensor, Tensor] | None = None  # gradient of the weight, of the bias
+        self.total: tuple[Tensor, Tensor] | None = None  # gradients of the weight and the bias, already reduced
 
     def add(self, inputs: Tensor, grads: Tensor) -> None:
         self.inputs.append(inputs)
@@ -329,7 +330,7 @@ class _Pending:
             self.fold()
 
     def fold(self) -> tuple[Tensor, Tensor]:
-        """Reduce all stored steps by one product. Return the gradients so far."""
+        """Reduce all stored inputs and gradients by one product. Return the gradients of weight and bias so far."""
         if self.inputs:
             inputs, grads = _join(self.inputs), _join(self.grads)
             dtype = wide_dtype(grads.dtype)
@@ -409,12 +410,12 @@ def _onednn_product(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tens
 
 
 def _dense(matrix: Tensor) -> Tensor:
-    """Copy a slice of a matrix, on which oneDNN is a thousand times slower."""
+    """Make a matrix contiguous if it is a slice of another one, because oneDNN is a thousand times slower on slices."""
     return matrix if matrix.is_contiguous() or matrix.mT.is_contiguous() else matrix.contiguous()
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
-    """Apply a function to every tensor in nested tuples and NamedTuples; other values stay."""
+    """Apply a function to every tensor in nested tuples and NamedTuples, and keep other values."""
     if isinstance(tree, Tensor):
         return function(tree)  # type: ignore[return-value]
     return _rebuilt(tree, [map_tensors(function, part) for part in tree]) if isinstance(tree, tuple) else tree
@@ -422,7 +423,7 @@ def map_tensors(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
 
 def select(tree: Tree, index: Tensor) -> Tree:
     """Take the rows `index`, int64 (N,), which may repeat, of every tensor in nested tuples and NamedTuples. A tuple
-    that selects in another way has a method `select`."""
+    with a method `select` selects its rows by that method."""
     if isinstance(tree, Tensor):
         return tree.index_select(0, index)  # type: ignore[return-value]
     if hasattr(tree, "select"):
@@ -431,7 +432,7 @@ def select(tree: Tree, index: Tensor) -> Tree:
 
 
 def join(trees: Sequence[Tree], dim: int) -> Tree:
-    """Concatenate the tensors of tuples or NamedTuples of the same form; None stays."""
+    """Concatenate the corresponding tensors of tuples or NamedTuples of the same form, and keep None."""
     if isinstance(trees[0], Tensor):
         return torch.cat(trees, dim=dim)  # type: ignore[arg-type, return-value]
     if not isinstance(trees[0], tuple):
@@ -444,9 +445,9 @@ def _rebuilt(tree: Tree, parts: list[Any]) -> Tree:
 
 
 def rows(tensor: Tensor, index: Tensor) -> Tensor:
-    """Gather rows: (B, S, D), int64 (N,) into the B S rows -> (N, D).
+    """Gather rows: (B, S, D), int64 (N,) -> (N, D). The index counts the B S rows of all sentences.
 
-    Within a loop, all calls add their gradients to one buffer.
+    Within a loop, all calls with the same tensor add their gradients to one buffer.
     """
     shared = defer_gradient((tensor,), _buffer, _as_is)
     read: Tensor = _Rows.apply(shared.anchor, shared.pending, index, *shared.values)  # type: ignore[no-untyped-call]
@@ -480,7 +481,8 @@ class _Rows(torch.autograd.Function):
 
 
 def swap_rows(tensor: Tensor, index: Tensor) -> Tensor:
-    """Reorder all rows: (N, D), int64 (N,) -> (N, D). index[index[n]] = n, so the same index reorders the gradient."""
+    """Reorder all rows: (N, D), int64 (N,) -> (N, D). The index must be its own inverse, index[index[n]] = n, because
+    it also reorders the gradient."""
     swapped: Tensor = _Swap.apply(tensor, index)  # type: ignore[no-untyped-call]
     return swapped
 
@@ -502,7 +504,7 @@ class Dropout(nn.Dropout):
     """nn.Dropout (Srivastava et al. 2014) with a mask that is cheap on a CPU."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Any shape -> the same shape."""
+        """Apply dropout to a tensor of any shape."""
         return dropout(inputs, self.p, self.training)
 
 
@@ -517,7 +519,7 @@ def dropout(inputs: Tensor, p: float, training: bool) -> Tensor:
         return F.dropout(inputs, p)
     words = torch.empty(-(-inputs.numel() // 4), dtype=torch.int64).random_(-(2**63), None)  # each for four elements
     bits = words.view(torch.int16)[: inputs.numel()].view(inputs.shape)
-    # The int16 below which a share p of all values lies. The minimum avoids overflow for p near 1.
+    # A share p of all int16 numbers lies below this limit. The minimum avoids overflow for p near 1.
     limit = min(round(p * (1 << MASK_BITS)), (1 << MASK_BITS) - 1) - (1 << MASK_BITS - 1)
     kept = bits >= limit
     dropped: Tensor = inputs * kept.to(inputs.dtype).mul_(1 / (1 - p))
@@ -526,7 +528,7 @@ def dropout(inputs: Tensor, p: float, training: bool) -> Tensor:
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Switch dropout off inside the block."""
+    """Enter a context in which the model is in evaluation mode, so without dropout."""
     was_training = model.training
     model.eval()
     try:
