@@ -1,14 +1,15 @@
-"""Losses of the output layer, chunk by chunk: the logits of all positions never exist at once. Also losses of mixed
-distributions: of several readouts of a position, or of what the output layer predicts and copied tokens.
+"""Losses of the output layer, computed chunk by chunk, so that the logits of all positions never exist at once. The
+distribution may be a mixture: of several readouts of a position, or of the output layer's prediction and copied tokens.
 
-A criterion is a plain, differentiable function of a chunk of logits; autograd differentiates it. Its gradient is
-computed in the forward pass, while the chunk is in the cache, and then overwrites the logits.
+A chunk is the target positions of one matrix product; a criterion gets a part of it at a time. A criterion is a plain,
+differentiable function of logits. Autograd differentiates it already in the forward pass, while the part is in the
+cache; then the gradient overwrites the logits.
 
-Of a mixture, readouts without weight are left out on a CPU; on a GPU, finding them would make the CPU wait, so all are
-computed.
+In a mixture of readouts, those with mixture weight 0 are left out on a CPU. On a GPU, finding them would make the CPU
+wait, so all are computed.
 
-Shapes: C passes over a batch, N target positions, n of them in a chunk, m rows of a chunk (readouts with weight, if a
-position has several), K readouts of a position, S source positions, R readout, V vocabulary.
+Shapes: C passes over a batch, N target positions, n of them in a chunk or a part, m rows of logits for these n (one for
+each readout that is not left out), K readouts of a position, S source positions, R size of a readout, V vocabulary.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,21 +35,21 @@ Criterion = Callable[..., tuple[Tensor, dict[str, Tensor]]]
 
 
 class ChunkSizes(NamedTuple):
-    """How many logits exist at a time."""
+    """How many logits may exist at a time."""
 
-    product: int = 2**24  # of one matrix product: 64 MiB in float32
-    cpu: int = 2**19  # for a criterion on a CPU: 2 MiB in float32, which stay in its cache
-    gpu: int = 2**22  # for a criterion elsewhere
+    product: int = 2**24  # logits of a chunk, which is one matrix product: 64 MiB in float32
+    cpu: int = 2**19  # logits of a part on a CPU: 2 MiB in float32, which stay in its cache
+    gpu: int = 2**22  # logits of a part on any other device
 
 
 SIZES = ChunkSizes()
 
 
 class OutputLoss(NamedTuple):
-    """In nats, unless the criterion has another unit."""
+    """The result of a criterion at all positions, in nats unless the criterion has another unit."""
 
-    total: Tensor  # () the sum over the counted positions; differentiable once
-    terms: dict[str, Tensor]  # (N,) each, 0 at other positions; not differentiable
+    total: Tensor  # () sum of the criterion's loss over the counted positions; can go backward only once
+    terms: dict[str, Tensor]  # (N,) value of each term to report, 0 at positions that do not count; without gradients
 
 
 def output_loss(
@@ -62,12 +63,14 @@ def output_loss(
     layout: "type[Rows] | None" = None,
     sizes: ChunkSizes = SIZES,
 ) -> OutputLoss:
-    """Compute the criterion of the logits W r + b: (C, N, R), (V, R), (V,), bool (N,), any number of (N, ...) ->
-    OutputLoss. Gradients go to readouts, weight, bias and shares.
+    """Compute the criterion of the logits W r + b: readouts r (C, N, R), W (V, R), b (V,) -> OutputLoss.
 
-    The criterion gets the same rows of every tensor in `by_position`, and of `shares` (C, N, ...), if given, before
-    these. layout: SeveralRows if each position has K readouts (C, N, K, R), of which shares (C, N, K) are the weights;
-    then the criterion, made by `of_mixture` or `mean_over_mixture`, says what they average.
+    counted: bool (N,), the positions that count. by_position: tensors (N, ...), whose rows the criterion gets after the
+    logits. shares: if given, (C, N, ...), whose rows it gets between logits and these. Gradients go to readouts,
+    weight, bias and shares.
+
+    layout: SeveralRows if each position has K readouts (C, N, K, R) with mixture weights `shares` (C, N, K). Then
+    `of_mixture` or `mean_over_mixture` must have made the criterion: it decides if probabilities or losses are mixed.
     """
     terms: dict[str, Tensor] = {}
     rows, differentiate = layout or Rows, torch.is_grad_enabled()
@@ -78,35 +81,35 @@ def output_loss(
 
 
 class Rows:
-    """Which rows of a product belong to which positions: here each position of each pass has one readout (C, N, R),
-    with shares (C, N, ...)."""
+    """Assigns the rows of a matrix product to target positions. In this class, each position of each pass has one
+    readout (C, N, R), and shares (C, N, ...) or None."""
 
     def __init__(self, readouts: Tensor, shares: Tensor | None, counted: Tensor, differentiate: bool) -> None:
         self.readouts, self.shares, self.counted = readouts, shares, counted
-        self.per_position = len(readouts)  # rows
+        self.per_position = len(readouts)  # number of rows for each position: C
         inputs = (readouts, shares) if differentiate else ()
         self.gradients = tuple(torch.empty_like(tensor) for tensor in inputs if tensor is not None)
         self.dtype = wide_dtype(readouts.dtype)
 
     def start(self, chunk: slice) -> Tensor:
-        """Select the readouts (m, R) of a chunk of positions, to which later calls refer."""
+        """Begin a chunk, to which the following calls refer, and return its readouts (m, R)."""
         self.chunk = chunk
         return self.readouts[:, chunk].flatten(0, 1)
 
     def leaves(self, logits: Tensor, part: slice) -> tuple[Tensor, ...]:
-        """Logits (m, V) of the chunk -> what the criterion differentiates for some positions of it: their logits and,
-        if there are any, their shares."""
+        """Return the tensors by which the criterion is differentiated in a part of the chunk: its logits, from those of
+        the chunk (m, V), and its shares, if there are any."""
         wide = logits.view(self.per_position, -1, logits.shape[-1])[:, part].to(self.dtype)
         return (wide,) if self.shares is None else (wide, self.shares[:, self._positions(part)])
 
     def evaluate(
         self, criterion: Criterion, leaves: list[Tensor], part: slice, others: tuple[Tensor, ...]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Compute the criterion's loss (n,) and terms (n,) for these positions of the chunk."""
+        """Compute the criterion's loss (n,) and terms (n,) for a part of the chunk."""
         return criterion(*leaves, *others)
 
     def store(self, logits: Tensor, part: slice, gradients: tuple[Tensor, ...]) -> None:
-        """Overwrite the logits of these positions by their gradient, and store that of their shares."""
+        """Overwrite the logits of a part by their gradient, and store the gradient of its shares."""
         logits.view(self.per_position, -1, logits.shape[-1])[:, part] = gradients[0]
         if self.shares is not None:
             self.gradients[1][:, self._positions(part)] = gradients[1]
@@ -141,7 +144,7 @@ class _ChunkedLoss(torch.autograd.Function):
         factors = counted.to(dtype)
         total = factors.new_zeros(())
         reported: dict[str, list[Tensor]] = {}
-        parameters: list[Tensor] = []  # gradients of weight and bias
+        parameters: list[Tensor] = []  # gradients of weight and bias, empty before the first chunk
         readouts, weight, bias = (in_autocast_dtype(tensor) for tensor in (readouts, weight, bias))
         rows = layout(readouts, None if shares is None else shares.detach().to(dtype), counted, differentiate)
         columns = rows.per_position * len(weight)
@@ -170,7 +173,7 @@ class _ChunkedLoss(torch.autograd.Function):
                     torch._foreach_add_(parameters, new)
                 else:
                     parameters = new
-            del logits  # so that two chunks' never exist at once
+            del logits  # so that the logits of two chunks never exist at once
         terms.update({name: torch.cat(parts) for name, parts in reported.items()})
         ctx.gradients = (*rows.gradients[:1], *parameters, *rows.gradients[1:])
         return total
@@ -187,20 +190,21 @@ class _ChunkedLoss(torch.autograd.Function):
 
 
 def slices(rows: int, columns: int, numbers: int) -> Iterator[slice]:
-    """Yield slices of the rows of a (rows, columns) matrix: at most `numbers` numbers, but at least one row."""
+    """Yield slices of the rows of a matrix (rows, columns). A slice has at most `numbers` elements, but at least one
+    row."""
     size = max(1, numbers // columns)
     for start in range(0, rows, size):
         yield slice(start, min(rows, start + size))
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Differentiated by hand: the plain cross-entropy is in every update, and autograd takes up to 1.4 times as
+    """Differentiates the cross-entropy by hand, because every update computes it, and autograd takes up to 1.4 times as
     long."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:  # noqa: ANN401
         probs = logits.softmax(-1)
-        # The most probable token has a probability of at least 1 / V: the logarithm of the sum loses no precision.
+        # log sum_v exp(logit_v) = max logit - log max p. As max p is at least 1 / V, its logarithm loses no precision.
         log_sum = logits.amax(-1, keepdim=True) - probs.amax(-1, keepdim=True).log_()
         log_prob = logits.gather(-1, targets[..., None]) - log_sum
         mean = logits.mean(-1, keepdim=True) - log_sum
@@ -220,30 +224,30 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
-    """(..., V), int64 (...) -> label-smoothed cross-entropy (...), differentiable, and the targets' negative
-    log-likelihood (...), which is not; in nats.
+    """Compute the label-smoothed cross-entropy, -(1 - smoothing) log p_target - smoothing mean(log p), and the negative
+    log-likelihood -log p_target: logits (..., V), targets int64 (...) -> (...), (...)   (Szegedy et al. 2016, 7).
 
-    -(1 - smoothing) log p_target - smoothing mean(log p)   (Szegedy et al. 2016, section 7).
+    Both are in nats. Only the cross-entropy is differentiable.
     """
     smoothed, log_prob = _CrossEntropy.apply(logits, targets, smoothing)  # type: ignore[no-untyped-call]
     return smoothed, -log_prob[..., 0]
 
 
 def finite_log(probs: Tensor) -> Tensor:
-    """Compute log p; where p is 0, the logarithm of the smallest normal number."""
+    """Compute log p. Where p is 0, the result is the logarithm of the smallest normal number."""
     return probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
 
 
 class Mixing(NamedTuple):
-    """The weights of readouts. Those of one position and pass follow each other."""
+    """The mixture weights w of the readouts in a part. The readouts of one position and pass follow each other."""
 
-    shares: Tensor  # (m,)
-    owners: Tensor  # int64 (m,) pass * n + position
-    size: int  # C * n
-    passes_and_readouts: tuple[int, int] | None  # C, K if all readouts are present, in the order (n, C, K)
+    shares: Tensor  # (m,) mixture weight of each readout
+    owners: Tensor  # (m,) int64: index of the mixture that each readout belongs to, pass * n + position
+    size: int  # number of mixtures, C * n
+    passes_and_readouts: tuple[int, int] | None  # (C, K) if no readout is left out: then m = n C K, in this order
 
     def sum(self, values: Tensor) -> Tensor:
-        """sum_k w_k v_k: (m, d) of the readouts -> (C * n, d), in their precision also under autocast."""
+        """Compute sum_k w_k v_k of each mixture: v (m, d) -> (C * n, d). The dtype stays, even under autocast."""
         with torch.autocast(values.device.type, enabled=False):
             if self.passes_and_readouts is None:
                 matrix = self.shares.new_zeros(self.size, len(self.shares))
@@ -253,8 +257,8 @@ class Mixing(NamedTuple):
             return sums.view(-1, C, values.shape[1]).transpose(0, 1).flatten(0, 1)
 
     def groups(self, values: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
-        """(m, d), (C * n, d) -> (n * C, K, d), (n * C, 1, d) if all readouts are present, else (m, 1, d) both: values,
-        and the sum to which they belong."""
+        """Pair the values of readouts (m, d) with the sums (C * n, d) of their mixtures. The results are (n * C, K, d)
+        and (n * C, 1, d), or if readouts are left out, both (m, 1, d)."""
         d = values.shape[1]
         if self.passes_and_readouts is None:
             return values[:, None], sums[self.owners, None]
@@ -267,7 +271,8 @@ MixedCriterion = Callable[..., tuple[Tensor, dict[str, Tensor]]]
 
 
 def of_mixture(criterion: Criterion) -> MixedCriterion:
-    """Make the criterion of log sum_k w_k p_k: a mixture's log-probabilities are logits that are already normalised."""
+    """Make a criterion of mixtures, which gives log sum_k w_k p_k to `criterion` as logits (already normalised), where
+    p_k are the probabilities from readout k and w_k its mixture weight."""
 
     def mixed(logits: Tensor, mixing: Mixing, *others: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         probs: Tensor = _MeanOfSoftmax.apply(logits, mixing.shares, mixing)  # type: ignore[no-untyped-call]
@@ -277,7 +282,7 @@ def of_mixture(criterion: Criterion) -> MixedCriterion:
 
 
 def mean_over_mixture(criterion: Criterion) -> MixedCriterion:
-    """sum_k w_k criterion(logits_k), for one pass."""
+    """Make a criterion of mixtures, which computes sum_k w_k criterion(logits_k). It takes a single pass (C = 1)."""
 
     def mean(logits: Tensor, mixing: Mixing, *others: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         loss, terms = criterion(wide(logits)[None], *(tensor[mixing.owners] for tensor in others))
@@ -288,9 +293,9 @@ def mean_over_mixture(criterion: Criterion) -> MixedCriterion:
 
 
 class _MeanOfSoftmax(torch.autograd.Function):
-    """sum_k w_k softmax(l_k): (m, V), (m,) the weights of a Mixing -> float32 or wider (C * n, V).
+    """Computes sum_k w_k softmax(l_k): logits l (m, V), mixture weights w (m,) -> float32 or wider (C * n, V).
 
-    Beside the logits and their gradient, it holds two tensors (m, V); autograd would hold four.
+    Besides the logits and their gradient, it holds two tensors (m, V); autograd would hold four.
     """
 
     @staticmethod
@@ -312,10 +317,8 @@ class _MeanOfSoftmax(torch.autograd.Function):
 
 
 class SeveralRows(Rows):
-    """Every position of each pass has K readouts: (C, N, K, R), shares (C, N, K).
-
-    The readouts of a chunk are ordered by position.
-    """
+    """Assigns the rows of a matrix product to positions that have K readouts in each pass: readouts (C, N, K, R),
+    mixture weights `shares` (C, N, K). The rows of a chunk are ordered by position, then pass, then readout."""
 
     def __init__(self, readouts: Tensor, shares: Tensor | None, counted: Tensor, differentiate: bool) -> None:
         assert shares is not None
@@ -338,9 +341,10 @@ class SeveralRows(Rows):
             index = torch.arange(n * C * K, device=self.mixing.device)
             position, number, component = index // (C * K), index // K % C, index % K
             ends = list(range(C * K, n * C * K + 1, C * K))
-        self.places = (number * N + chunk.start + position) * K + component  # int64 (m,) among all C * N * K readouts
-        self.owners = number * n + position  # int64 (m,)
-        self.ends = [0, *ends]  # position i of the chunk has the rows from ends[i] to ends[i + 1]
+        # (m,) int64: the index of each row among all C * N * K readouts, and among the C * n mixtures of the chunk.
+        self.places = (number * N + chunk.start + position) * K + component
+        self.owners = number * n + position
+        self.ends = [0, *ends]  # position i of the chunk has the rows from ends[i] up to, not including, ends[i + 1]
         return self.readouts.index_select(0, self.places)
 
     def leaves(self, logits: Tensor, part: slice) -> tuple[Tensor, ...]:
@@ -370,21 +374,22 @@ class SeveralRows(Rows):
 
 
 def leaves_out(mixing: Tensor) -> bool:
-    """Check if readouts without weight are left out."""
+    """Check if readouts with mixture weight 0 are left out."""
     return mixing.device.type == "cpu"
 
 
 def mixture_log_probs(
     readouts: Tensor, weight: Weight, bias: Tensor, mixing: Tensor, sizes: ChunkSizes = SIZES
 ) -> Tensor:
-    """log sum_k w_k p_k: (N, K, R), (V, R), (V,), (N, K) -> float32 or wider (N, V); where no readout has weight, the
-    same number for all tokens."""
+    """Compute log sum_k w_k p_k, where p_k are the probabilities from readout k: readouts (N, K, R), weight (V, R),
+    bias (V,), mixture weights w (N, K) -> float32 or wider (N, V). Where all w_k are 0, all tokens get the same
+    number."""
     chunks = slices(len(readouts), readouts.shape[1] * len(bias), sizes.product)
     return torch.cat([finite_log(_mixed(readouts[chunk], weight, bias, mixing[chunk])) for chunk in chunks])
 
 
 def _mixed(readouts: Tensor, weight: Weight, bias: Tensor, mixing: Tensor) -> Tensor:
-    """sum_k w_k p_k: (N, K, R), (V, R), (V,), (N, K) -> (N, V)."""
+    """Compute sum_k w_k p_k: (N, K, R), (V, R), (V,), (N, K) -> (N, V)."""
     if not leaves_out(mixing):
         logits = linear(readouts, weight, bias)
         probs = logits.softmax(-1, dtype=wide_dtype(logits.dtype))
@@ -400,8 +405,11 @@ def _mixed(readouts: Tensor, weight: Weight, bias: Tensor, mixing: Tensor) -> Te
 def target_log_probs(
     readouts: Tensor, weight: Weight, bias: Tensor, mixing: Tensor, targets: Tensor, sizes: ChunkSizes = SIZES
 ) -> Tensor:
-    """log p_k(target): (N, K, R), (V, R), (V,), (N, K), int64 (N,) -> float32 or wider (N, K), 0 for readouts without
-    weight. Its backward pass computes the logits again, as a loop would otherwise keep those of all its steps."""
+    """Compute log p_k(target) of each readout k: readouts (N, K, R), weight (V, R), bias (V,), mixture weights (N, K),
+    targets int64 (N,) -> float32 or wider (N, K). It is 0 for readouts with mixture weight 0.
+
+    The backward pass computes the logits again, because a loop would otherwise keep the logits of all its steps.
+    """
     weights = mixing.flatten()
     places = weights.nonzero()[:, 0] if leaves_out(mixing) else torch.arange(len(weights), device=mixing.device)
     rows, targets = readouts.flatten(0, 1).index_select(0, places), targets[places // mixing.shape[1]]
@@ -415,7 +423,7 @@ def target_log_probs(
 
 
 class _TargetLogProbs(torch.autograd.Function):
-    """(m, R), (V, R), (V,), int64 (m,) -> (m,)."""
+    """Computes log p(target) from readouts (m, R), weight (V, R), bias (V,) and targets int64 (m,) -> (m,)."""
 
     @staticmethod
     def forward(
@@ -456,22 +464,24 @@ class _TargetLogProbs(torch.autograd.Function):
 
 
 def _chosen(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """(m, V), int64 (m,) -> log p(target), log sum exp logits (m,)."""
+    """Compute log p(target) and log sum_v exp(logit_v): logits (m, V), targets int64 (m,) -> (m,), (m,)."""
     log_totals = wide(logits).logsumexp(-1)
     return wide(logits.gather(-1, targets[:, None])[:, 0]) - log_totals, log_totals
 
 
 def copied_log_probs(logits: Tensor, shares: Tensor, tokens: Tensor) -> Tensor:
-    """log(w_0 softmax(z)_v + sum of w_s over the positions s with token v): (..., V), weights (..., 1 + S) that sum
-    to 1, int64 (..., S) -> float32 or wider (..., V)   (See et al. 2017, eq. 9)."""
+    """Compute log(w_0 softmax(z)_v + sum of w_s over the source positions s with token v) for each token v   (See et
+    al. 2017, eq. 9): logits z (..., V), shares w_0, w_1 ... w_S (..., 1 + S) that sum to 1, source tokens int64 (..., S) ->
+    float32 or wider (..., V)."""
     dtype = wide_dtype(logits.dtype)
     probs = logits.softmax(-1, dtype=dtype) * shares[..., :1]
     return finite_log(probs.scatter_add_(-1, tokens, shares[..., 1:].to(dtype)))
 
 
 def with_copies(criterion: Criterion, source: Tensor) -> Criterion:
-    """Make the criterion of log-probabilities that copies of the source, int64 (B, S), are mixed into. It takes logits
-    (C, n, V), shares (C, n, 1 + S), the positions' sentences (n,), and what the criterion takes beside logits."""
+    """Make a criterion that mixes copies of the source tokens, int64 (B, S), into the probabilities, and gives their
+    logarithms to `criterion` as logits. It takes logits (C, n, V), shares (C, n, 1 + S), the index of each position's
+    sentence (n,), and then what `criterion` takes after its logits."""
 
     def mixed(logits: Tensor, shares: Tensor, sentences: Tensor, *others: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         tokens = source[sentences].expand(len(logits), -1, -1)
