@@ -16,7 +16,7 @@ MOMENTUM = 0.9  # share that the running mean reward keeps at each update (Xu et
 
 
 class Aligned(NamedTuple):
-    """The weights of the context; if positions were sampled for REINFORCE, also how."""
+    """The weights of the context. If REINFORCE trains them, also the probability of the sampled positions."""
 
     weights: Tensor  # (B, T, W)
     log_prob: Tensor | None = None  # (B, T) log-probability of the sampled position
@@ -100,8 +100,8 @@ def sample_positions(probs: Tensor, uniform: Tensor) -> Tensor:
     one-hot (B, T, W). For a row of zeros, the result is a row of zeros."""
     cdf = probs.detach().cumsum(-1, dtype=uniform.dtype)
     total = cdf[..., -1:]
-    # Take the first position whose cumulative probability exceeds the uniform number. The search ends at the last
-    # position with a probability above 0, where the total is reached: rounding may leave the total below that number.
+    # Take the first position whose cumulative probability exceeds the uniform number. If rounding leaves even the total
+    # below that number, take the position where the total is reached, the last one with a probability above 0.
     position = ((cdf <= uniform[..., None]) & (cdf < total)).sum(-1, keepdim=True)
     return torch.zeros_like(probs).scatter_(-1, position, 1.0).masked_fill(total == 0, 0.0)
 
@@ -129,7 +129,7 @@ def _gumbel_noise(like: Tensor) -> Tensor:
 class PolicyLoss(NamedTuple):
     """The loss terms of REINFORCE, summed over target tokens."""
 
-    loss: Tensor  # () trains the attention when minimised; contains the entropy, times -entropy_weight
+    loss: Tensor  # () to minimise: the sum of -(R_t - b_t) log p(s_t), minus entropy_weight times the entropy
     regression: Tensor  # () squared error of a learned baseline, whose parameters it trains; 0 for a moving baseline
     entropy: Tensor  # () entropy of the distributions in nats, to report; not differentiable
 

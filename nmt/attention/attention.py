@@ -26,8 +26,8 @@ class Steering(NamedTuple):
     steered: Tensor  # (B, L) bool, True at the steps where `weights` replaces the computed weights
 
     def replace(self, steps: range, weights: Tensor) -> Tensor:
-        """Replace the weights (B, T, S) at steered steps. Row t of a sentence belongs to
-        the t-th of these steps; with a single step, the T rows are its hypotheses."""
+        """Replace the weights (B, T, S) at steered steps. The T rows of a sentence belong to successive `steps`, or if
+        `steps` has length 1, to T hypotheses at this step."""
         if steps.start >= self.steered.shape[1]:
             return weights
         within = slice(steps.start, steps.stop)
@@ -48,7 +48,7 @@ class Steering(NamedTuple):
 class Memory(NamedTuple):
     """The encoded source sentences. With N heads, each sentence has N consecutive rows in the batch axis B."""
 
-    values: Tensor  # (B, S, M) what a context is a weighted sum of: encoder states, or their projections for a head
+    values: Tensor  # (B, S, M) of which a context is the weighted sum: encoder states, or a head's projections
     keys: Tensor  # (B, S, A) projections of the encoder states for the score, computed once per sentence
     valid: Tensor  # (B, S) bool, True where a position may be attended to
     mask: Tensor | None = None  # (B, 1, S) added to energies: 0 where valid, else the lowest finite number
@@ -91,9 +91,9 @@ class Attended(NamedTuple):
 
     context: Tensor  # (B, T, M)
     weights: Tensor  # (B, T, S), the mean of all heads
-    past: Past  # the past of the step that follows
+    past: Past  # what the next step reads of this step and of earlier ones
     log_weights: Tensor | None = None  # (B, T, S), -inf where the weight is exactly 0; see `Normalized`
-    log_stops: Tensor | None = None  # (B, T, S) log-probabilities that monotonic reading stops; see `Chunk`
+    log_stops: Tensor | None = None  # (B, T, S) log-probability that monotonic reading stops at each position
     choice: Choice | None = None  # how hard attention sampled, in training
     detail: Detail | None = None  # present if `Memory.detailed`
 

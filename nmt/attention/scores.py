@@ -365,7 +365,7 @@ class _Values(NamedTuple):
 
     keys: Tensor  # (B, S, A): k with tanh; 2 k with the logistic function, or e^-2k if there are no features
     weight: Tensor  # (A,): v with tanh, 2 v with the logistic function
-    slope: Tensor  # (A,): v or 4 v, the factor between the derivatives of the energies and of the function used
+    slope: Tensor  # (A,): v with tanh, 4 v with the logistic function: factor of its derivative in that of the energy
     projection: Tensor  # (A, F): P; without features (A, 0)
     one: Tensor  # (): the number 1
     total: Tensor | None  # (): sum(v) with the logistic function, None with tanh

@@ -308,7 +308,7 @@ def input_gradient(grads: Tensor, weight: Tensor) -> Tensor:
 def weight_gradient(inputs: Tensor, grads: Tensor) -> Tensor:
     """Compute the gradient of W in x W' from the gradient of the product: (..., N, I), (..., N, O) -> (..., O, I)."""
     large = inputs.shape[-1] * grads.shape[-1] >= MIN_WEIGHT
-    if large and uses_onednn(inputs, grads):  # oneDNN copies its first operand: usually, inputs are smaller
+    if large and uses_onednn(inputs, grads):  # oneDNN copies its first operand: let it be the usually smaller one
         return matmul(inputs.mT, grads.mT).mT.contiguous()
     return grads.mT @ inputs
 

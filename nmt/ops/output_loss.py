@@ -471,8 +471,8 @@ def _chosen(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 def copied_log_probs(logits: Tensor, shares: Tensor, tokens: Tensor) -> Tensor:
     """Compute log(w_0 softmax(z)_v + sum of w_s over the source positions s with token v) for each token v   (See et
-    al. 2017, eq. 9): logits z (..., V), shares w_0, w_1 ... w_S (..., 1 + S) that sum to 1, source tokens int64 (..., S) ->
-    float32 or wider (..., V)."""
+    al. 2017, eq. 9): logits z (..., V), shares w_0, w_1 ... w_S (..., 1 + S) that sum to 1, source tokens int64
+    (..., S) -> float32 or wider (..., V)."""
     dtype = wide_dtype(logits.dtype)
     probs = logits.softmax(-1, dtype=dtype) * shares[..., :1]
     return finite_log(probs.scatter_add_(-1, tokens, shares[..., 1:].to(dtype)))
