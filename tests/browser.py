@@ -11,7 +11,7 @@ from selenium.webdriver.chrome.service import Service
 
 @contextmanager
 def headless_chromium() -> Iterator[webdriver.Chrome]:
-    """A browser that records its console and its requests. Skips the test where there is none."""
+    """Start a browser that records its console and its requests. Skips the test if none is installed."""
     chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if not chromium or not driver:
         pytest.skip("needs chromium and chromedriver, to show the page")

@@ -1,4 +1,4 @@
-"""What all tests share: one thread, a private cache, small configurations."""
+"""Settings and fixtures of all tests: one thread, a private cache, small configurations."""
 
 import copy
 import importlib
@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: workers would fight for the cores
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported; workers share the cores
 
 import pytest
 import torch
@@ -28,20 +28,20 @@ from nmt.config.schema import TrainConfig
 
 torch.set_num_threads(1)
 parse_files_once()
-# The same examples each time, and no deadline: a busy machine may make any of them slow.
+# Use the same examples each time, and no deadline, because a busy machine may slow any of them down.
 settings.register_profile(
     "nmt", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("nmt")
 
-# A model and a corpus so small that a whole run takes seconds. Tests that look at its translations take more text.
+# A model and a corpus so small that a whole run takes seconds. Tests of its translations use more text.
 TINY = [
     "data.train_size=300",
     "data.validation_size=8",
     "data.test_size=8",
-    "tokenizer.vocab_size=800",  # most words are one piece: fewer steps
+    "tokenizer.vocab_size=800",  # most words are one token, so that there are fewer steps
     "data.max_length=24",  # the longest sentence of a batch sets the number of steps
-    "data.seed=12",  # with short sentences to validate and test
+    "data.seed=12",  # a seed with short validation and test sentences
     "embedding.dim=16",
     "encoder.hidden=16",
     "decoder.hidden=32",
@@ -59,7 +59,7 @@ TINY = [
 
 @pytest.fixture(autouse=True, scope="session")
 def _private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Prepared corpora of the tests stay out of the user's cache; workers share them."""
+    """Keep prepared corpora out of the user's cache; all test workers share one cache."""
     base = tmp_path_factory.getbasetemp()
     root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     os.environ["NMT_CACHE"] = str(root / "cache")
@@ -74,7 +74,7 @@ def _seed() -> None:
 
 @pytest.fixture
 def signals_of_a_terminal() -> Iterator[None]:
-    """The handlers of a process that a terminal starts: a test's own process may ignore some, as under nohup."""
+    """Set the signal handlers that a terminal's process has; under nohup, the test's process ignores some signals."""
     fresh = {number: signal.SIG_DFL for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)}
     handlers = {signal.SIGINT: signal.default_int_handler, **fresh}
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
@@ -85,7 +85,7 @@ def signals_of_a_terminal() -> Iterator[None]:
 
 @contextmanager
 def _places_of_no_run() -> Iterator[None]:
-    """Values may name runs that are not there, which commands, also the forks of this process, refuse."""
+    """Let composed values name runs that do not exist. Outside this context, commands refuse such runs."""
     GlobalHydra.instance().clear()
     OmegaConf.register_new_resolver("run_dir", lambda run, new: run or new, replace=True)
     OmegaConf.register_new_resolver("for_several", lambda run, new: None if isinstance(run, str) else new, replace=True)
@@ -97,16 +97,16 @@ def _places_of_no_run() -> Iterator[None]:
 
 
 def values_of(command: str, overrides: list[str]) -> dict[str, Any]:
-    """What Hydra composes, resolved, as plain values."""
+    """Compose a command's configuration with Hydra, as plain, resolved values."""
     return copy.deepcopy(_composed(command, tuple(overrides), os.environ.get("NMT_CACHE")))
 
 
 @cache
 def _composed(command: str, overrides: tuple[str, ...], _cache: str | None) -> dict[str, Any]:
-    """Composed once per process: it takes 0.1 to 0.3 s. The cache directory is the only value from the environment."""
+    """Compose once per process, because it takes 0.1 to 0.3 s. `_cache` is the only value from the environment."""
     with _places_of_no_run(), initialize_config_dir(str(config_dir()), version_base="1.3"):
         composed = compose(command, overrides=list(overrides))
-        if "thresholds" in composed.get("size", {}):  # left to a corpus, which tests of values do not have
+        if "thresholds" in composed.get("size", {}):  # size=auto would need a corpus
             composed = compose(command, overrides=[*overrides, "size=base"])
         values = OmegaConf.to_container(composed, resolve=True)
     assert isinstance(values, dict)
@@ -114,7 +114,7 @@ def _composed(command: str, overrides: tuple[str, ...], _cache: str | None) -> d
 
 
 def script(name: str) -> ModuleType:
-    """A script that imports another one, as when it is started."""
+    """Import a script; it can import other scripts, as when it is started."""
     folder = str(Path(__file__).parents[1] / "scripts")
     sys.path.insert(0, folder)
     try:
@@ -125,7 +125,7 @@ def script(name: str) -> ModuleType:
 
 @pytest.fixture
 def train_config() -> Callable[..., TrainConfig]:
-    """train_config("attention=none", ...) -> the typed configuration of a tiny run."""
+    """Return a function: train_config("attention=none", ...) composes the typed configuration of a tiny run."""
 
     def make(*overrides: str) -> TrainConfig:
         return validated(TrainConfig, values_of("train", [*TINY, *overrides]))
@@ -140,7 +140,7 @@ def tiny_overrides() -> list[str]:
 
 @pytest.fixture
 def comet_package(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of a package that stands in for unbabel-comet, which can be imported during the test."""
+    """Make a stand-in for unbabel-comet importable during the test, and return its folder."""
     folder = Path(__file__).parent / "standins"
     monkeypatch.syspath_prepend(str(folder))
     yield folder

@@ -1,4 +1,4 @@
-"""Runs that are trained in this process: without their final evaluation, stopped, compared."""
+"""Helpers to train runs in this process without the final evaluation, to interrupt them and to compare them."""
 
 import json
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from nmt.training.trainer import Trainer, Update
 
 
 def fitted(config: TrainConfig, run: Path, observer: Observer | None = None) -> Path:
-    """Train in `run`, or resume there, and do not evaluate."""
+    """Train or resume the run in `run`, without the final evaluation."""
     with Job.join(config, run) as job:
         setup = build(job, prepare(job, [], {}))
         with Journal(job.run, config) as journal:
@@ -26,7 +26,7 @@ def fitted(config: TrainConfig, run: Path, observer: Observer | None = None) -> 
 
 
 def before_update(patch: pytest.MonkeyPatch, step: int, act: Callable[[], object]) -> None:
-    """Call `act` before every update of this number."""
+    """Call `act` before each update with the number `step`."""
     real = Trainer.update
 
     def update(self: Trainer, *given: Any) -> Update:  # noqa: ANN401
@@ -38,23 +38,23 @@ def before_update(patch: pytest.MonkeyPatch, step: int, act: Callable[[], object
 
 
 def state(run: Path, name: str = "last") -> dict[str, Any]:
-    """The content of a checkpoint."""
+    """Read a checkpoint."""
     loaded: dict[str, Any] = read_checkpoint(run / "checkpoints" / FILES[name])
     return loaded
 
 
 def weights(run: Path, name: str = "last") -> dict[str, torch.Tensor]:
-    """The weights in a checkpoint."""
+    """Read the parameters in a checkpoint."""
     model: dict[str, torch.Tensor] = state(run, name)["model"]
     return model
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    """Are the weights the same bits?"""
+    """Are the parameters equal to the bit?"""
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
-    """The complete lines of metrics.jsonl without what measures time."""
+    """Read the complete lines of metrics.jsonl without measured times."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().split("\n")[:-1]]
     return [{k: v for k, v in line.items() if k not in {"time", "train/tokens_per_second"}} for line in lines]

@@ -1,4 +1,4 @@
-"""A toy language pair with names of random letters, to see whether a model copies names that it has never read."""
+"""A toy language pair with names of random letters, to test whether a model copies names unknown from training."""
 
 import random
 import string
@@ -12,7 +12,7 @@ TIMES = {"today": "aujourd'hui", "often": "souvent", "rarely": "rarement", "now"
 
 
 def sentences(count: int, seed: int, known: Sequence[str] = ()) -> list[tuple[str, str, list[str]]]:
-    """Source, target and names of each sentence; no name is repeated, or among the `known` ones."""
+    """Generate source, target and names of each sentence; all names are different, and none is in `known`."""
     draw, used, pairs = random.Random(seed), set(known), []
     for _ in range(count):
         names: list[str] = []
@@ -29,7 +29,10 @@ def sentences(count: int, seed: int, known: Sequence[str] = ()) -> list[tuple[st
 
 
 def write_corpus(folder: Path, sizes: Sequence[int] = (3000, 100, 300)) -> list[list[str]]:
-    """train, valid and test as .en and .fr -> the names of each test sentence, which are in no other split."""
+    """Write the splits train, valid and test as .en and .fr.
+
+    Returns the names in each test sentence, which occur in no other split.
+    """
     known: list[str] = []
     for seed, (split, size) in enumerate(zip(("train", "valid", "test"), sizes, strict=True), 1):
         pairs = sentences(size, seed, known)
@@ -40,6 +43,6 @@ def write_corpus(folder: Path, sizes: Sequence[int] = (3000, 100, 300)) -> list[
 
 
 def share_of_names(names: Sequence[Sequence[str]], translations: Sequence[str]) -> float:
-    """How many of the names are words of their sentence's translation."""
+    """Return the share of names that are words of their sentence's translation."""
     found = [name in text.split() for own, text in zip(names, translations, strict=True) for name in own]
     return sum(found) / len(found)

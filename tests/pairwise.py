@@ -1,4 +1,4 @@
-"""A part of many combinations that a quick suite runs: every pair of choices that any combination has occurs in it."""
+"""Pairwise testing: a subset of many combinations in which every pair of choices of any combination occurs."""
 
 import heapq
 import itertools
@@ -11,11 +11,11 @@ T = TypeVar("T")
 
 
 def pairwise(cases: Sequence[T], choices: Callable[[T], Iterable[Hashable]]) -> list[T]:
-    """Greedily, cases with every pair of choices that any case has, in their order."""
+    """Choose cases greedily until they have every pair of choices that any case has. Keeps their order."""
     pairs = [{frozenset(pair) for pair in itertools.combinations(set(choices(case)), 2)} for case in cases]
     uncovered = set().union(*pairs)
     chosen: set[int] = set()
-    most = [(-len(own), index) for index, own in enumerate(pairs)]  # no case covers more than it once did
+    most = [(-len(own), index) for index, own in enumerate(pairs)]  # (-upper bound of new pairs, index)
     heapq.heapify(most)
     while uncovered:
         before, index = most[0]
@@ -30,6 +30,6 @@ def pairwise(cases: Sequence[T], choices: Callable[[T], Iterable[Hashable]]) -> 
 
 
 def slow_but_pairwise(cases: Sequence[T], choices: Callable[[T], Iterable[Hashable]]) -> list[Any]:
-    """All cases, those outside the pairwise ones marked as slow."""
+    """Return all cases as parameters; those outside the pairwise subset are marked as slow."""
     quick = list(map(id, pairwise(cases, choices)))
     return [pytest.param(case, marks=[] if id(case) in quick else [pytest.mark.slow]) for case in cases]

@@ -1,4 +1,4 @@
-"""Hydra without repeated work in one process and its forks: what it parses and composes, it does once."""
+"""A faster Hydra for tests: one process and its forks parse and compose everything only once."""
 
 import copy
 import dataclasses
@@ -24,7 +24,7 @@ from omegaconf import DictConfig, base, grammar_parser
 
 from nmt.cli import help
 
-Plugins.instance()  # which executes the modules of its sources again: what was patched before would be lost
+Plugins.instance()  # before the patches below, because it executes modules of Hydra again
 FileConfigSource = file_config_source.FileConfigSource
 _load = FileConfigSource.load_config
 _keys_of = cache(help._keys_of)
@@ -33,16 +33,16 @@ _list_defaults = loader.create_defaults_list
 _compose = loader.ConfigLoaderImpl._compose_config_from_defaults_list
 _find_options = loader.ConfigLoaderImpl.get_group_options
 _parse_rule = OverridesParser.parse_rule
-SET_MODE = ("hydra.mode", "hydra=", "hydra/", "experiment")  # the beginnings of arguments that may set hydra.mode
+SET_MODE = ("hydra.mode", "hydra=", "hydra/", "experiment")  # prefixes of arguments that may set hydra.mode
 _lists: dict[Any, DefaultsList] = {}
 _composed: dict[Any, DictConfig] = {}
 
 
 def parse_files_once() -> None:
-    """Keep what Hydra and `help` parse, until a file changes, and what Hydra composes of the same files."""
+    """Cache what Hydra and `help` parse, until a file changes, and what Hydra composes from the same files."""
     FileConfigSource.load_config = _load_once
     help._keys_of = lambda path, prefix: list(_keys_of(path, prefix))
-    base.parse = cache(grammar_parser.parse)  # of interpolations
+    base.parse = cache(grammar_parser.parse)  # the grammar of interpolations
     OverridesParser.parse_rule = _rule
     loader.create_defaults_list = _list_once
     loader.ConfigLoaderImpl.get_group_options = _options
@@ -50,12 +50,12 @@ def parse_files_once() -> None:
 
 
 def compose_once() -> None:
-    """Skip Hydra's first composition, whose only result is hydra.mode, unless an argument can set that."""
+    """Skip Hydra's first composition, whose only result is hydra.mode, unless an argument may set hydra.mode."""
     Hydra.get_mode = mode
 
 
 def mode(hydra: Hydra, config_name: str, overrides: list[str]) -> RunMode | None:
-    """hydra.mode: configs/train.yaml leaves it open, so that -m decides; the other commands have single jobs."""
+    """Return hydra.mode: None for nmt-train, where -m decides; a single job for the other commands."""
     if any(word.lstrip("+~").startswith(SET_MODE) for word in overrides):
         return _compose_mode(hydra, config_name, overrides)
     return None if config_name == "train" else RunMode.RUN
@@ -90,7 +90,7 @@ def _options(
     config_name: str | None = None,
     overrides: list[str] | None = None,
 ) -> list[str]:
-    """Without a copy of all sources for each group, which only overrides of the search path would need."""
+    """List a group's choices without copying all sources, which only overrides of the search path need."""
     if config_name is None and not overrides:
         return self.repository.get_group_options(group_name, results_filter)
     return _find_options(self, group_name, results_filter, config_name, overrides)
@@ -99,7 +99,7 @@ def _options(
 def _list_once(
     repo: IConfigRepository, config_name: str | None, overrides_list: list[Override], **how: bool
 ) -> DefaultsList:
-    """The files to compose, which depend on overrides of groups alone: those of single values are joined afterwards."""
+    """List the files to compose. They depend only on overrides of groups; overrides of values are added afterwards."""
     others = [override for override in overrides_list if not _is_of_a_value(override)]
     key = (config_name, *(override.input_line for override in others), *how.items(), *_state(repo))
     if key not in _lists:
@@ -122,7 +122,7 @@ def _compose_once(self: loader.ConfigLoaderImpl, defaults: list[ResultDefault], 
 
 
 def _state(repo: IConfigRepository) -> Iterator[tuple[str, int]]:
-    """The sources and when their files were written."""
+    """Yield the sources and the modification times of their files."""
     for source in repo.get_sources():
         yield source.full_path(), 0
         if source.scheme() == "file":

@@ -1,4 +1,4 @@
-"""CONTRIBUTING's five steps to a score, a loss and a search are taken in a copy of the project."""
+"""The steps in CONTRIBUTING to add a score, a loss and a search method work in a copy of the project."""
 
 import os
 import re
@@ -23,7 +23,7 @@ def steps(what: str) -> list[str]:
 
 
 def take(step: str, root: Path) -> None:
-    """Do what each block of a step shows, to the last file named before it."""
+    """Apply each block of a step to the last file named before the block."""
     blocks = list(BLOCK.finditer(step))
     assert blocks
     for found in blocks:
@@ -66,7 +66,7 @@ def copy_with_steps(what: str, root: Path) -> None:
 
 
 def train(root: Path, *overrides: str, without: str = "none of them") -> str:
-    """The configuration of a short run; without: the key of a tiny run's override that it has no use for."""
+    """Train a short run, and return its configuration. without: prefix of the overrides of TINY to leave out."""
     tiny = [override for override in TINY if not override.startswith(without)]
     main = "from nmt.cli.train import main; main()"
     done = python(root, "-c", main, *tiny, "training.max_steps=2", "hydra.run.dir=run", *overrides)

@@ -1,11 +1,11 @@
-"""The package's rooms: what each may import."""
+"""The rooms of the package, and which rooms each of them may import."""
 
 import ast
 from pathlib import Path
 
 import nmt
 
-ROOMS: dict[str, str] = {  # in the order in which a user meets them -> the rooms that each may import
+ROOMS: dict[str, str] = {  # room -> rooms that it may import
     "cli": "config system data translate evaluate training compare serve export",
     "config": "",
     "system": "config",
@@ -26,7 +26,7 @@ PACKAGE = Path(nmt.__file__).parent
 
 
 def imports(path: Path) -> set[str]:
-    """Rooms that a file imports, also inside functions, but for type checking alone."""
+    """Find the rooms that a file imports, also within functions, but not those for type checking only."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     typing_only = {
         id(inner)
@@ -45,7 +45,7 @@ def imports(path: Path) -> set[str]:
         assert not (isinstance(node, ast.ImportFrom) and node.level), f"{path}: relative import"
     return {name.split(".")[1] for name in names if name.startswith("nmt.")} - {
         "DISTRIBUTION"
-    }  # a constant of nmt itself
+    }  # a constant in nmt/__init__.py
 
 
 def room_of(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""What is handed on: the package's interface and files, its pinned dependencies, the container and the wheel."""
+"""The published package: its interface and files, pinned dependencies, the container and the wheel."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def test_the_citation_names_the_version() -> None:
 
 
 def pinned(name: str) -> dict[str, list[str]]:
-    """The hashes of each package in a file of constraints."""
+    """Read a file of constraints: package -> its hashes."""
     entries = re.split(r"\n(?=\S)", (ROOT / name).read_text().strip())
     parts = [entry.split(" \\\n    ") for entry in entries if not entry.startswith("#")]
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+", package) for package, *_ in parts)
@@ -80,11 +80,11 @@ def test_what_only_the_documentation_needs_is_pinned_apart(monkeypatch: pytest.M
     assert not needed & {"shared", "windows", "extra-part", "other", "torch"}
 
 
-# The Dockerfile, read and tried without Docker
+# The Dockerfile, tested without Docker
 
 
 def instructions() -> list[tuple[str, str]]:
-    """(instruction, its arguments) of each line, with continued lines joined."""
+    """Read the Dockerfile's lines as (instruction, arguments), with continued lines joined."""
     text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     lines = re.sub(r"^#.*\n", "", text, flags=re.M).replace("\\\n", " ").splitlines()
     return [(line.split(" ", 1)[0], line.split(" ", 1)[1].strip()) for line in lines if line.strip()]
@@ -120,12 +120,12 @@ def test_the_container_installs_and_starts_what_the_makefile_does() -> None:
 
 @pytest.mark.slow
 def test_the_containers_installations_resolve(tmp_path: Path) -> None:
-    """In an empty environment, without writing to it. torch's own index is left out: its versions are those of PyPI."""
+    """Dry runs in an empty environment. They use PyPI in place of torch's index, which has the same versions."""
     venv.create(tmp_path / "venv", with_pip=True)
     for install in (rest for rest in of("RUN") if "pip install" in rest):
         command = install.partition(" && pip check")[0].replace('--index-url "${TORCH_INDEX}" ', "")
         if "--no-build-isolation ." in command:
-            continue  # needs what the steps before would have installed
+            continue  # needs packages that earlier steps install
         command = command.replace("pip install", f"{tmp_path}/venv/bin/pip install --dry-run --no-deps")
         command = command.replace("--no-build-isolation", "")
         done = subprocess.run(["bash", "-ceu", command], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -142,7 +142,7 @@ def test_the_wheel_trains_from_an_empty_folder(tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=True)
     python, empty = tmp_path / "venv" / "bin" / "python", tmp_path / "empty"
     subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel], check=True)
-    # The dependencies are borrowed from this environment; only `nmt` comes from the wheel.
+    # The dependencies come from the test's environment, and only nmt from the wheel.
     packages = sysconfig.get_path("purelib", vars={"base": str(tmp_path / "venv")})
     (Path(packages) / "borrowed.pth").write_text("\n".join(site.getsitepackages()))
     empty.mkdir()

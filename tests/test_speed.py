@@ -1,4 +1,4 @@
-"""What makes an update fast, without a clock: products and operations of a step, memory, padding of batches."""
+"""The cost of updates, measured without a clock: matrix products and operations per step, memory, padding."""
 
 import weakref
 from collections import Counter
@@ -26,7 +26,7 @@ B, S, V = 6, 9, 50
 
 
 class Counting(TorchDispatchMode):
-    """Counts operations by name, and remembers the largest tensor that one makes."""
+    """Counts operations by name, and records the size of the largest result."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Counting(TorchDispatchMode):
 
 
 def update(config: TrainConfig, T: int) -> Counting:
-    """The operations of a forward and backward pass over T target positions."""
+    """Count the operations of a forward and backward pass over T target positions."""
     torch.manual_seed(0)
     model = build_model(config, V, V, (0, 0)).train()
     source, target = torch.randint(4, V, (B, S)), torch.randint(4, V, (B, T))
@@ -58,7 +58,7 @@ def update(config: TrainConfig, T: int) -> Counting:
 
 
 def of_one_step(config: TrainConfig) -> tuple[int, int]:
-    """Matrix products and all operations that one more target position costs."""
+    """Count the matrix products and all operations that one more target position costs."""
     short, long = (update(config, T).operations for T in (5, 15))
     difference = Counter({name: long[name] - short[name] for name in long})
     return sum(difference[name] for name in PRODUCTS) // 10, sum(difference.values()) // 10
@@ -67,8 +67,8 @@ def of_one_step(config: TrainConfig) -> tuple[int, int]:
 @pytest.mark.parametrize(
     ("preset", "products", "operations"),
     [
-        # Forward: recurrence, query, context, what is fed, and with input feeding the readout; backward as many, and
-        # one for the additive energies. No weight's gradient is among them.
+        # Forward: recurrence, query, context, input feeding and, with input feeding, the readout. Backward: the same
+        # number, and one for the additive energies. Gradients of parameters are computed after the loop.
         ("luong_concat", 11, 190),
         ("bahdanau", 9, 150),
         ("multihead", 14, 190),
@@ -87,7 +87,7 @@ def test_a_step_costs_no_more_than(train_config: Config, preset: str, products: 
     [
         ["attention=luong_concat"],
         ["attention=multihead"],
-        ["attention=luong_local_p", "attention.window.reach=1"],  # narrow enough to be read alone
+        ["attention=luong_local_p", "attention.window.reach=1"],  # narrow enough to gather its positions
     ],
     ids=lambda overrides: overrides[0],
 )
@@ -112,13 +112,13 @@ def test_keys_and_values_have_one_gradient_for_all_steps(
 
 
 def test_no_tensor_grows_with_source_times_target(train_config: Config) -> None:
-    """Neither the hidden units of additive attention (B, T, S, A) nor anything of a step repeated by steps."""
+    """Neither the hidden layer of additive attention, (B, T, S, A), is kept, nor a step's tensors for all steps."""
     config = train_config("attention=luong_concat", "attention.score.dim=64")
     assert update(config, 100).largest < B * 100 * S * 64 / 2
 
 
 def test_the_loss_holds_the_logits_once() -> None:
-    """And of the probabilities only what fits a cache."""
+    """Probabilities exist only for a chunk that fits a cache."""
     readouts, weight, bias = torch.randn(1000, 4), torch.randn(5000, 4), torch.zeros(5000)
     for tensor in (readouts, weight, bias):
         tensor.requires_grad_()
@@ -132,7 +132,7 @@ def test_the_loss_holds_the_logits_once() -> None:
 
 
 def test_the_loss_of_a_mixture_holds_the_logits_of_one_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And of each part, on a GPU, only them, the probabilities and their gradient."""
+    """On a GPU, each chunk has only logits, probabilities and their gradient in memory."""
     N, K, R, words = 40, 8, 4, 3000
     chunks: list[weakref.ref[torch.Tensor]] = []
 
@@ -167,7 +167,7 @@ def test_the_loss_of_a_mixture_holds_the_logits_of_one_chunk(monkeypatch: pytest
 
 
 def test_batches_have_little_padding() -> None:
-    """With lengths as those of captions; and none of the longest side is left unused."""
+    """Lengths are distributed as in captions; the longest side is nearly without padding."""
     draw = np.random.default_rng(1)
     target = np.clip(draw.lognormal(2.6, 0.35, 29000), 3, 60).astype(int)
     source = np.clip(target * draw.normal(1, 0.12, 29000), 3, 60).astype(int)

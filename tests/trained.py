@@ -1,4 +1,4 @@
-"""Small trained runs that tests share: each is trained once in a worker."""
+"""Small trained runs that tests share; each test worker trains them once."""
 
 from functools import cache
 from pathlib import Path
@@ -24,18 +24,18 @@ def trained(base: Path, name: str, *overrides: str) -> Path:
 
 @pytest.fixture(scope="session")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that has learnt a little."""
+    """Train a run that has learnt a little."""
     return trained(tmp_path_factory.getbasetemp(), "run")
 
 
 @pytest.fixture(scope="session")
 def blind(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run without attention, and with the tokenizer of the other one."""
+    """Train a run without attention, with the tokenizer of `run`."""
     return trained(tmp_path_factory.getbasetemp(), "blind", "attention=none", "training.max_steps=2")
 
 
 @pytest.fixture(scope="session")
 def copying(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of a model that copies source tokens."""
+    """Train a run whose model copies source tokens."""
     overrides = ("attention=bahdanau", "decoder.copy=true", "training.max_steps=2")
     return trained(tmp_path_factory.getbasetemp(), "copying", *overrides)

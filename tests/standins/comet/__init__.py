@@ -1,6 +1,6 @@
-"""Stands in for the package unbabel-comet: a model that counts words which hypothesis and reference share.
+"""Stand-in for the package unbabel-comet: its score counts the words that hypothesis and reference share.
 
-It has the parts of a CometModel that nmt uses. The "hub" has one model; a checkpoint is any file that says "comet".
+It has the parts of a CometModel that nmt uses. Its hub has one model; a checkpoint is any file with the text "comet".
 """
 
 from pathlib import Path
