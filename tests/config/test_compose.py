@@ -103,7 +103,7 @@ def test_saved_values_come_back_equal(values: dict[str, Any], tmp_path: Path) ->
 def test_layers_with_residual_connections_and_with_both_directions(
     residual: bool | int, first: int, bidirectional: bool | str, directions: int, tmp_path: Path
 ) -> None:
-    """Saved as they were set, so that runs of all forms load."""
+    """All forms of the values are saved as the user set them, and load again."""
     values = values_of("train", [*TINY, "encoder.layers=4"])
     values["encoder"] |= {"residual": residual, "bidirectional": bidirectional}
     encoder = validated(schema.TrainConfig, values).encoder
@@ -126,7 +126,7 @@ def test_a_saved_value_that_is_wrong_is_told_with_its_file(values: dict[str, Any
 def test_a_removed_key_that_a_run_did_not_use_does_not_matter(
     defaults: dict[str, object], values: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Each saved run has the keys of all that it did not use, with null or the default of then."""
+    """A run of an earlier version has all keys of its time; unused ones are null or have their default."""
     for name in REMOVED:
         value = defaults.get(name)
         values = (

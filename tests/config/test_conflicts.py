@@ -1,4 +1,4 @@
-"""Values that do not go together: each conflict of the schema is one line with both keys and a remedy."""
+"""Conflicts of the schema: each message is one line that names both keys and a remedy."""
 
 import re
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ HUB = "data=hub data.id=a/b"
 UNSHARED = "tokenizer.joint=false"
 TWO_MODELS = "tokenizer=file tokenizer.source_model=a tokenizer.target_model=b"
 TAUGHT = "objective=distillation objective.teachers=a"
-# Overrides of nmt-train, and what the message has to say.
+# Overrides of nmt-train -> a pattern for the message.
 TRAIN = {
     "attention=monotonic attention/window=local_m": "attention: normalizer.kind=monotonic needs positions .*local_m",
     "attention=fertility attention/window=local_p": "normalizer.kind=fertility needs .* window.kind=local_p; use",

@@ -1,4 +1,4 @@
-"""What the tests keep of Hydra's work is what Hydra would do again."""
+"""The results that tests/quick_hydra.py caches equal those of Hydra without a cache."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from nmt.config.compose import config_dir
 
 
 def composed(*overrides: str, folder: Path | None = None, name: str = "train") -> Any:  # noqa: ANN401
-    """All of it, with hydra's own part, as values."""
+    """Compose the configuration, with the section `hydra`, as plain values."""
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(folder or config_dir()), version_base="1.3"):
         config = compose(name, list(overrides), return_hydra_config=True)
@@ -23,7 +23,7 @@ def composed(*overrides: str, folder: Path | None = None, name: str = "train") -
 
 
 def forget(patch: pytest.MonkeyPatch) -> None:
-    """Compose as Hydra does."""
+    """Restore Hydra's own functions, without caches."""
     patch.setattr(loader, "create_defaults_list", quick_hydra._list_defaults)
     patch.setattr(loader.ConfigLoaderImpl, "_compose_config_from_defaults_list", quick_hydra._compose)
     patch.setattr(OverridesParser, "parse_rule", quick_hydra._parse_rule)

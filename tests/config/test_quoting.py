@@ -1,4 +1,4 @@
-"""Overrides as they are written for a user: a shell and Hydra read back what was meant."""
+"""Overrides in messages to users: a shell and Hydra read them as the intended values."""
 
 import shlex
 

@@ -1,4 +1,4 @@
-"""The YAML files are the documentation: they compose with each other, and hold each key of the schema."""
+"""The YAML files, which are the documentation, compose with each other and contain each key of the schema."""
 
 import itertools
 from pathlib import Path
@@ -13,7 +13,7 @@ from nmt.config import schema
 from nmt.config.compose import config_dir, flatten, validated
 from nmt.config.schema.base import fields, members
 
-pytestmark = pytest.mark.no_cover  # hundreds of compositions, slowed twofold, cover nothing that no other test does
+pytestmark = pytest.mark.no_cover  # hundreds of slow compositions cover no further lines
 
 COMMANDS = {
     "train": schema.TrainConfig,
@@ -46,14 +46,14 @@ def overrides(**chosen: str) -> list[str]:
 
 
 def keys(model: type[BaseModel], values: dict[str, Any], prefix: str = "") -> set[str]:
-    """Dotted leaves of the schema, for the members of the unions that `values` choose."""
+    """List the schema's dotted keys; of a union, those of the kind that `values` choose."""
     found: set[str] = set()
     for name, annotation in fields(model, values).items():
         value = values.get(name)
         if isinstance(value, dict) and members(annotation):
             member = members(annotation).get(str(value.get("kind", ""))) or next(iter(members(annotation).values()))
             found |= keys(member, value, f"{prefix}{name}.")
-        elif isinstance(value, dict):  # a free mapping
+        elif isinstance(value, dict):  # a mapping with any keys
             found |= {f"{prefix}{name}.{key}" for key in value}
         else:
             found.add(f"{prefix}{name}")
@@ -67,7 +67,7 @@ def test_yaml_keys_and_schema_fields_are_the_same_set(command: str) -> None:
 
 
 def in_turn(all_of: list[str], *others: list[str]) -> list[tuple[str, ...]]:
-    """Each choice of the first list, with choices of the others in turn."""
+    """Combine each choice of the first list with choices of the other lists, which are cycled."""
     return list(zip(all_of, *map(itertools.cycle, others), strict=False))
 
 
@@ -78,7 +78,7 @@ GROUPS = ("schedule", "data", "tokenizer", "optimizer", "search", "objective", "
 def test_every_choice_of_a_group_holds_all_its_keys(chosen: tuple[str, ...]) -> None:
     picked = dict(zip(GROUPS, chosen, strict=True))
     picked["encoder"] = picked["decoder"]
-    if picked["search"] == "as_trained":  # of the other commands
+    if picked["search"] == "as_trained":  # a choice of the other commands only
         picked["search"] = "sampling"
     values = values_of("train", overrides(**picked))
     config = validated(schema.TrainConfig, values)
@@ -103,7 +103,8 @@ def test_a_part_takes_the_place_of_a_presets() -> None:
 
 
 PARTS = ("score", "window", "normalizer", "alignment", "coverage", "projection")
-VARIANTS = {"first_order_monotonic": "first_order", "posterior_exact": "posterior"}  # the same kind with other values
+# Choice -> its kind, where the names differ.
+VARIANTS = {"first_order_monotonic": "first_order", "posterior_exact": "posterior"}
 
 
 @pytest.mark.slow
@@ -190,7 +191,7 @@ def test_presets_are_what_their_papers_say() -> None:
 
 
 def paper(name: str, attention: str, *recipes: str, **chosen: str) -> schema.TrainConfig:
-    """The configuration of one job of a sweep experiment=papers/NAME."""
+    """Compose the configuration of one job of the sweep experiment=papers/NAME."""
     experiments = ",".join([*recipes, f"papers/{name}"])
     given = [f"experiment=[{experiments}]", f"attention={attention}"]
     given += [f"attention/{group}={choice}" for group, choice in chosen.items()]
@@ -226,7 +227,7 @@ def test_a_sweep_of_a_paper_joins_a_recipe() -> None:
 
 
 def test_no_configuration_of_a_run_names_code_to_import() -> None:
-    """Hydra's own node does, for launchers; a run never holds it."""
+    """Only the section `hydra` may, for launchers; no run saves it."""
 
     def names_code(path: Path) -> bool:
         values = yaml.safe_load(path.read_text()) or {}

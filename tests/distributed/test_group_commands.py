@@ -1,4 +1,4 @@
-"""The commands on several processes, as users start them."""
+"""The commands in a group of several processes, as users start them."""
 
 import json
 import os
@@ -21,7 +21,7 @@ SHORT = [*TINY, "training.max_steps=8", "data.train_size=100", "precision=fp32",
 
 
 def torchrun(*words: str | Path, processes: int = 2, options: tuple[str, ...] = ()) -> list[str]:
-    """A command line: several processes on this machine."""
+    """Make the command line that starts several processes on this machine."""
     start = [str(BIN / "torchrun"), "--standalone", f"--nproc-per-node={processes}", *options, "--no-python"]
     return [*start, str(BIN / words[0]), *map(str, words[1:])]
 
@@ -35,7 +35,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def in_group(size: int, output: Path, *command: str | Path, stdin: bytes = b"") -> list[tuple[int, str]]:
-    """Status and output of each process. All share a standard input, which only the first one may read."""
+    """Run a command in `size` processes. Returns status and output of each.
+
+    All processes share a standard input, which only rank 0 may read.
+    """
     given = output.with_suffix(".in")
     given.write_bytes(stdin)
 
@@ -112,7 +115,7 @@ def test_an_evaluation_is_that_of_one_process(run: Path, tmp_path: Path) -> None
 
 
 def test_an_ensemble_is_evaluated_in_one_folder(run: Path, tmp_path: Path) -> None:
-    folders = f"output={tmp_path}/evaluations/${{now:%f}}"  # of each process its own time
+    folders = f"output={tmp_path}/evaluations/${{now:%f}}"  # the processes would insert different times
     group = in_group(2, tmp_path / "out", "nmt-evaluate", f"run=[{run},{run}]", "split=validation", folders)
     assert group[0][0] == 0, group[0][1]
     (folder,) = (tmp_path / "evaluations").iterdir()
@@ -151,7 +154,7 @@ def test_both_ways_to_start(start: str, tmp_path: Path) -> None:
     command = torchrun(*words) if start == "torchrun" else [str(BIN / "nmt-train"), *words[1:], start]
     done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
-    (run,) = (tmp_path / "outputs" / "train").glob("*/*")  # of both processes
+    (run,) = (tmp_path / "outputs" / "train").glob("*/*")  # both processes share one run
     assert done.stdout.endswith(f"run: {run.relative_to(tmp_path)}\n")
     assert done.stdout.count("run: ") == 1
     assert json.loads((run / "manifest.json").read_text())["starts"][0]["machine"]["processes"] == 2
@@ -181,7 +184,7 @@ def test_a_killed_process_is_replaced_and_the_run_ends_in_the_same_bits(tmp_path
     printed, _ = process.communicate(timeout=200)
     assert process.returncode == 0, printed.decode()
     assert killed
-    (run,) = (tmp_path / "outputs" / "train").glob("*/*")  # after the restart too
+    (run,) = (tmp_path / "outputs" / "train").glob("*/*")  # the restarted processes resume the same run
     last, expected = (read_checkpoint(each / "checkpoints" / "last.pt")["model"] for each in (run, whole))
     assert all(torch.equal(last[name], expected[name]) for name in expected)
     assert len(json.loads((run / "manifest.json").read_text())["starts"]) == 2

@@ -1,4 +1,4 @@
-"""What processes=N makes of errors, crashes and signals in its processes."""
+"""How nmt-train processes=N handles errors, crashes and signals in its processes."""
 
 import errno
 import os
@@ -46,8 +46,8 @@ def fail_on_the_second(*_: object) -> int:
 
 
 def save_slowly(_: object, directory: Path, *__: object) -> int:
-    """Works until a signal comes, and saves within two seconds."""
-    checkpoint_module.SAME_CTRL_C = 60  # a busy machine may be late to pass it on
+    """Stand in for training: work until a signal arrives, then take two seconds to save."""
+    checkpoint_module.SAME_CTRL_C = 60  # on a busy machine the second signal may come late
     signals = StopSignals()
     try:
         with signals.saving(lambda: time.sleep(2)):
@@ -89,7 +89,7 @@ def test_a_failure_reaches_the_caller_and_leaves_nothing(
 
 
 def wait_for(folder: Path, pattern: str, seconds: float = 120) -> None:
-    """Wait until both processes have left their mark."""
+    """Wait until both processes have written their file."""
     deadline = time.monotonic() + seconds
     while len(list(folder.glob(pattern))) < 2:
         assert time.monotonic() < deadline, (folder / "printed").read_text()
@@ -98,7 +98,7 @@ def wait_for(folder: Path, pattern: str, seconds: float = 120) -> None:
 
 @pytest.mark.parametrize("ignored", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_signal_to_the_launcher_waits_for_the_checkpoint_only(ignored: bool, tmp_path: Path) -> None:
-    """Ctrl-C reaches the processes twice, from the terminal and from the launcher; nohup's SIGHUP reaches nobody."""
+    """Ctrl-C reaches each process twice, from terminal and launcher. Under nohup, SIGHUP stops none of them."""
 
     def work() -> int:
         signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
@@ -108,7 +108,7 @@ def test_a_signal_to_the_launcher_waits_for_the_checkpoint_only(ignored: bool, t
     wait_for(tmp_path, "ready.*")
     if ignored:
         os.killpg(child, signal.SIGHUP)
-        time.sleep(4)  # longer than the processes would need to save
+        time.sleep(4)  # longer than processes need to save
         assert not any(tmp_path.glob("saved.*"))
     began = time.monotonic()
     os.killpg(child, signal.SIGINT)

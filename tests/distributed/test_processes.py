@@ -1,4 +1,4 @@
-"""One run on several processes: the same updates as one process, decisions in common, and no process that hangs."""
+"""A run on several processes: the same updates as on one process, common decisions, and no process that hangs."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from nmt.training import job
 
 STILL = ["embedding.dropout=0", "encoder.dropout=0", "decoder.dropout=0", "precision=fp32", "validation.every=100"]
 SHORT = [*TINY, *STILL, "training.max_steps=6", "training.max_epochs=3", "data.train_size=100"]
-SHORT += ["data.seed=1"]  # with so long sentences that a validation has several batches
+SHORT += ["data.seed=1"]  # long sentences, so that a validation has several batches
 SECONDS = 60
 Prepare = Callable[[int], object]
 
@@ -43,10 +43,10 @@ def difference(run: Path, other: Path) -> float:
 
 
 class Group:
-    """Processes that train `run` together."""
+    """A group of processes that train `run` together."""
 
     def __init__(self, run: Path, size: int, *overrides: str, prepare: Prepare = lambda _: None) -> None:
-        """prepare: called with the rank before the training, to break something."""
+        """prepare: called with the rank before training, to plant a fault."""
         self.output = run.with_name(f"{run.name}.output")
         config = validated(TrainConfig, values_of("train", [*SHORT, *overrides]))
 
@@ -64,7 +64,7 @@ class Group:
         self.processes = forked_group(work, size, self.output)
 
     def wait(self) -> list[int]:
-        """The exit statuses. A process that hangs fails the test."""
+        """Wait for all processes, and return their exit statuses. A process that hangs fails the test."""
         deadline = time.monotonic() + SECONDS
         statuses = []
         for process in self.processes:
@@ -90,7 +90,7 @@ def trained(run: Path, size: int, *overrides: str, prepare: Prepare = lambda _: 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of one process."""
+    """Train a run on one process."""
     return trained(tmp_path_factory.mktemp("alone") / "run", 1)
 
 
@@ -119,8 +119,8 @@ def test_processes_make_the_updates_of_one(alone: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("size", "overrides"),
     [
-        (3, ["training.batch_sentences=2", "training.max_steps=4"]),  # one process has no sentence, but takes part
-        # All samples of positions move the baseline.
+        (3, ["training.batch_sentences=2", "training.max_steps=4"]),  # one process has no sentence in some batch
+        # The moving baseline depends on the samples of all processes.
         pytest.param(2, ["attention=hard", "attention.alignment.baseline=moving"], marks=pytest.mark.slow),
         pytest.param(2, ["training.r_drop=2", "training.accumulate=2"], marks=pytest.mark.slow),
         pytest.param(
@@ -139,7 +139,7 @@ def test_objectives_and_batches_of_any_kind_are_those_of_one_process(
 
 @pytest.mark.slow
 def test_another_number_of_processes_goes_on(tmp_path: Path) -> None:
-    """Every pair once in every epoch."""
+    """Each epoch still has every pair once."""
     steps = ["training.max_epochs=2", "validation.unit=steps", "validation.every=100", "training.max_steps=null"]
     whole, run, seen = tmp_path / "whole", tmp_path / "run", tmp_path / "seen"
     trained(whole, 1, *steps)

@@ -13,11 +13,11 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
 class Block(NamedTuple):
-    """A code block."""
+    """A code block of a page."""
 
     kind: str  # bash | python
-    lines: list[str]  # without comments, for bash
-    long: bool  # marked as too long for a test
+    lines: list[str]  # lines of code; of bash without comments
+    long: bool  # does the page mark the block as too long for a test?
 
 
 def pages() -> list[Path]:
@@ -33,7 +33,7 @@ def name_of(page: Path) -> str:
 
 
 def blocks(page: Path) -> list[Block]:
-    """The code blocks of a page, and the commands in the last column of its tables."""
+    """Find the code blocks of a page, and the commands in the last column of its tables."""
     text = page.read_text(encoding="utf-8")
     found = []
     for match in BLOCK.finditer(text):
@@ -45,11 +45,11 @@ def blocks(page: Path) -> list[Block]:
 
 
 def links(page: Path) -> list[str]:
-    """Links and pictures that lie in the project."""
+    """Find the links and pictures that point to files of the project."""
     return [link for link in LINK.findall(page.read_text(encoding="utf-8")) if not re.match(r"\w+:", link)]
 
 
 def slugs(page: Path) -> set[str]:
-    """The anchors of a page's headings."""
+    """Make the anchors of a page's headings."""
     titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.M)
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}

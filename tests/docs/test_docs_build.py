@@ -1,4 +1,4 @@
-"""The site is built without a warning: no broken link, anchor or reference, and nothing from a network."""
+"""The site builds without warnings about links, anchors or references, and loads nothing from a network."""
 
 import os
 import re

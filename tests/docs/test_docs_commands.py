@@ -20,7 +20,7 @@ from nmt.training.job import train
 
 pytestmark = pytest.mark.system
 TRAINED = [*TINY, "training.max_steps=2"]
-NOT_RUN = {"ls", "make", "source", "tensorboard", "docker"}  # what starts a server, changes the shell or takes long
+NOT_RUN = {"ls", "make", "source", "tensorboard", "docker"}  # start a server, change the shell or take long
 OURS = re.compile(r"nmt-\w+ |python scripts/\w+\.py |torchrun |curl ")
 NOUNS = [("the dog", "der Hund"), ("the cat", "die Katze"), ("the horse", "das Pferd"), ("the bird", "der Vogel")]
 NOUNS += [("the mouse", "die Maus"), ("the old man", "der alte Mann"), ("the queen", "die Königin"), ("she", "sie")]
@@ -29,7 +29,7 @@ VERBS = [("sees", "sieht"), ("hears", "hört"), ("finds", "findet"), ("likes", "
 
 @pytest.fixture(scope="session")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files that the pages assume: a corpus, texts to translate, and a trained run named DIR."""
+    """Write the files that the pages assume: a corpus, texts to translate, and a trained run named DIR."""
     folder = tmp_path_factory.mktemp("docs")
     (folder / "corpus").mkdir()
     pairs = list(product(NOUNS, VERBS, NOUNS))
@@ -56,7 +56,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shell(command: str, folder: Path) -> str:
-    """Its standard output."""
+    """Run a command in bash, and return its standard output."""
     command = command.replace("python scripts/", f"python {ROOT}/scripts/")
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     words = ["bash", "-o", "pipefail", "-c", command]
@@ -66,7 +66,7 @@ def shell(command: str, folder: Path) -> str:
 
 
 def shortened(command: str) -> str:
-    """A training command with small values, except for those that the page sets itself."""
+    """Add small values to a training command, except for keys that the page sets."""
     launcher, name, arguments = f"{command} ".partition("nmt-train ")
     if not name or "run=DIR" in command:
         return command
@@ -79,7 +79,7 @@ def shortened(command: str) -> str:
         small = {key: value for key, value in small.items() if not key.startswith("data.")}
         small["tokenizer.vocab_size"] = "90"
     elif "tokenizer=unigram" in arguments:
-        small["tokenizer.vocab_size"] = "400"  # so little text has no more pieces
+        small["tokenizer.vocab_size"] = "400"  # the small text has no more pieces
     if "experiment=attention_study" in arguments:
         small |= {"seed": "1", "attention": "none,luong_dot"}
     own = {word.partition("=")[0] for word in shlex.split(arguments)} - {"training.max_steps"}
@@ -88,7 +88,7 @@ def shortened(command: str) -> str:
 
 
 class Served:
-    """The last nmt-serve of a page, on a free port, for the page's calls of curl."""
+    """The last nmt-serve that a page starts, on a free port, for the page's calls of curl."""
 
     def __init__(self) -> None:
         self.address, self.process = "", None
@@ -108,7 +108,7 @@ class Served:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in pages() if any(b.lines for b in blocks(page))], ids=name_of)
 def test_every_command_runs(page: Path, prepared: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """In the page's order and in one folder, since later commands use what earlier ones left."""
+    """Commands run in the page's order in one folder, because later ones use files of earlier ones."""
     commands = [line for block in blocks(page) if block.kind == "bash" and not block.long for line in block.lines]
     folder, served = tmp_path / "folder", Served()
     shutil.copytree(prepared, folder)
@@ -141,7 +141,7 @@ def test_every_command_runs(page: Path, prepared: Path, tmp_path: Path, request:
     ],
 )
 def test_every_program_runs(page: Path, prepared: Path, tmp_path: Path) -> None:
-    """All Python blocks of a page as one program."""
+    """Runs all Python blocks of a page as one program."""
     lines = [line for block in blocks(page) if block.kind == "python" for line in block.lines]
     program = tmp_path / "program.py"
     program.write_text("\n".join(lines).replace('"my-run"', '"DIR"').replace('"model.nmt"', '"DIR"'), encoding="utf-8")

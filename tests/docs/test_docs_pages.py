@@ -1,4 +1,4 @@
-"""README and docs/: links, keys and presets that they name exist, and every preset has its page."""
+"""README and docs/: the links, keys and presets that they name exist, and every preset has a page."""
 
 import re
 import shlex
@@ -31,10 +31,10 @@ def known_keys() -> set[str]:
 
 
 def words(code: str) -> list[str]:
-    """As a shell splits them."""
+    """Split code into words as a shell does."""
     try:
         return shlex.split(code)
-    except ValueError:  # an apostrophe
+    except ValueError:  # a single apostrophe
         return code.split()
 
 
@@ -56,7 +56,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", [page for page in pages() if "results" not in page.parts], ids=name_of)
 def test_every_key_and_choice_exists(page: Path) -> None:
-    """Except in the results, which name the keys with which they were measured."""
+    """Pages of results are left out: they name keys of the version that was measured."""
     prose = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)
     codes = re.findall(r"`([^`\n]+)`", prose)
     lines = [line for block in blocks(page) if block.kind == "bash" for line in block.lines]
@@ -71,7 +71,7 @@ def test_every_key_and_choice_exists(page: Path) -> None:
                 choices = value.strip("[]").split(",")
                 assert all((ROOT / "configs" / key / f"{choice}.yaml").exists() for choice in choices), word
         elif re.fullmatch(rf"({'|'.join(SECTIONS)})(\.\w+)+", word):
-            assert word in keys or word.endswith((".model", ".png")), word  # or a file
+            assert word in keys or word.endswith((".model", ".png")), word  # or it names a file
 
 
 @pytest.mark.parametrize("page", pages(), ids=name_of)

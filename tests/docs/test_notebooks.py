@@ -1,4 +1,4 @@
-"""The notebooks: their text versions run, and the .ipynb files hold the same cells, with the output of a run."""
+"""Notebooks: the text versions run, and the .ipynb files have the same cells with the output of a run."""
 
 import json
 import re
@@ -10,13 +10,13 @@ from documents import ROOT
 
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.py"))
 MARKER = re.compile(r"^# %%(?: \[(markdown)\])?\n", re.M)
-SECONDS = 900  # of a cell; on two idle cores the longest takes two minutes
+SECONDS = 900  # limit per cell; the longest takes two minutes on two idle cores
 
-Cell = tuple[str, str]  # kind, text
+Cell = tuple[str, str]  # (kind, text)
 
 
 def cells_of_text(path: Path) -> list[Cell]:
-    """The cells of a text version (py:percent): a marker before each, and "# " before the lines of Markdown."""
+    """Read the cells of a text version in the format py:percent: Markdown lines start with "# "."""
     _, *parts = MARKER.split(path.read_text(encoding="utf-8"))
     pairs = zip(parts[::2], parts[1::2], strict=True)
     return [(kind or "code", re.sub(r"^# ?", "", text, flags=re.M) if kind else text) for kind, text in pairs]
@@ -35,7 +35,7 @@ def test_the_notebook_holds_the_cells_of_its_text(path: Path) -> None:
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_notebook_holds_the_output_of_one_run(path: Path) -> None:
-    """Cells ran once, from top to bottom, without an error; the file is small and names nobody's folders."""
+    """Cells ran once from top to bottom without errors; the file is small and names no personal folders."""
     notebook = path.with_suffix(".ipynb")
     code = [cell for cell in cells_of_notebook(notebook) if cell["cell_type"] == "code"]
     assert [cell["execution_count"] for cell in code] == [*range(1, len(code) + 1)]

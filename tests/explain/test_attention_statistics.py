@@ -1,4 +1,4 @@
-"""Attention weights in numbers."""
+"""Statistics of attention weights."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What attention explains, on a model whose output one source token decides, and on trained ones."""
+"""Faithfulness of attention, for a model whose output depends on one source token, and for trained models."""
 
 import copy
 import json
@@ -47,8 +47,8 @@ def translator(run: RunDirectory) -> Translator:
 
 
 class OneTokenDecides(nn.Module):
-    """Source token `key` makes the tokens of the reference likely; without it, all tokens are equally likely. Attends
-    to token `looks_at`."""
+    """A model in which the source token `key` makes the tokens of the reference likely; without it, all tokens are
+    equally likely. The model attends to the source token `looks_at`."""
 
     attends = True
 
@@ -57,7 +57,7 @@ class OneTokenDecides(nn.Module):
         self.source_embedding, self.target_embedding = nn.Embedding(vocabulary, 2), nn.Embedding(vocabulary, 2)
         nn.init.ones_(self.source_embedding.weight)
         self.likely = torch.zeros(vocabulary)
-        self.likely[reference] = 5.0  # at 10, gradients vanish in float32
+        self.likely[reference] = 5.0  # with 10, gradients would vanish in float32
         self.key, self.looks_at = key, looks_at
         layer = OutputLayer(self.likely[:, None], torch.zeros(vocabulary), None)
         self.output, self.models = SimpleNamespace(layer=lambda: layer), (self,)
@@ -102,11 +102,11 @@ def test_masking_the_token_that_decides_collapses_the_probability_at_once(transl
 
 
 def test_aer_by_each_view_is_that_of_its_links(translator: Translator) -> None:
-    made = decided(translator, 0, 1)  # "the" decides, attention is on the next piece
+    made = decided(translator, 0, 1)  # "the" decides, but the model attends to the next piece
     links = measure_pair(made, *PAIR, 1).links
     assert links["saliency"] == {(0, j) for j in range(9)}
     figures = faithfulness(made, [PAIR[0]], [PAIR[1]], ["0-0 0-1 1-1 0p3"], 5)
-    # 9 links, 3 sure ones; 2 are sure and 3 possible.
+    # Of 9 links proposed, 2 are sure and 3 possible; gold has 3 sure links.
     assert figures["aer_saliency"] == pytest.approx(1 - (2 + 3) / (9 + 3), abs=1e-4)
     assert faithfulness(made, [PAIR[0]], [PAIR[1]], None, 5)["aer_saliency"] is None
 
@@ -127,7 +127,9 @@ def test_neither_batches_nor_other_sentences_change_a_figure(
 
 
 def test_curves_are_those_of_each_mask_by_itself(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Masks the first tokens in turn, which are not copied then either, one decoding each, without batches."""
+    """Masks the first source tokens one after the other, which then are not copied either. Decodes once per mask,
+    without batches.
+    """
     translator.model.double()
     first = lambda weights, random: np.tile(np.arange(MASKS), (len(weights), 1))  # noqa: E731
     monkeypatch.setattr(module, "masking_order", first)
@@ -185,7 +187,7 @@ def test_every_preset_has_figures(preset: str, train_config: Callable[..., Train
 
 
 def counted_tau(first: np.ndarray, second: np.ndarray) -> float:
-    """Tau-b by its definition, pair by pair."""
+    """Compute tau-b by its definition, pair by pair."""
     concordant = discordant = ties_first = ties_second = pairs = 0
     for i, j in combinations(range(len(first)), 2):
         pairs += 1
@@ -202,7 +204,7 @@ def counted_tau(first: np.ndarray, second: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 9])
-@pytest.mark.parametrize("values", [2, 4, 1000])  # few values: many ties
+@pytest.mark.parametrize("values", [2, 4, 1000])  # few values give many ties
 def test_tau_is_that_of_a_count_over_pairs(size: int, values: int) -> None:
     first, second = np.random.default_rng(size).integers(values, size=(2, 20, size)) / values
     expected = [counted_tau(*rows) for rows in zip(first, second, strict=True)]

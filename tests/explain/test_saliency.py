@@ -1,4 +1,4 @@
-"""Gradient saliency against finite differences."""
+"""Gradient saliency equals finite differences."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +25,7 @@ def translator(request: pytest.FixtureRequest) -> Translator:
 
 
 def log_probs(translator: Translator, nudge: torch.Tensor) -> np.ndarray:
-    """(T,) of the target's tokens, with `nudge` (S, E) added to the source's embeddings."""
+    """Compute the target tokens' log-probabilities (T,) with `nudge` (S, E) added to the source embeddings."""
     model, tokenizers = translator.model, translator.tokenizers
     source = torch.tensor(tokenizers.source.encode(PAIR[0]))
     target = torch.tensor(tokenizers.target.encode(PAIR[1]))

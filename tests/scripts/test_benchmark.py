@@ -1,4 +1,4 @@
-"""The scripts that measure speed: they run, and their figures fit together."""
+"""The scripts that measure speed run, and their figures are consistent."""
 
 import json
 import os
@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "benchmark.py"
 
 
 def measured(folder: Path, *words: str) -> str:
-    """What it prints, in a fork of this process and with a small product to compare with."""
+    """Run the benchmark in a fork, with a small product as the yardstick, and return its output."""
     benchmarks = script("benchmark")
 
     def work() -> int:
@@ -91,7 +91,7 @@ def test_operations_are_counted_by_kind() -> None:
     assert (pointwise.calls, pointwise.moved) == (1, 4 * (5 + 500))
     assert (copies.calls, copies.moved) == (1, 4 * (12 + 12 + 24))
     assert optimizer == operations.Cost()
-    assert views.calls == 3  # a column, an expansion, an empty tensor
+    assert views.calls == 3  # a column, an expansion and an empty tensor
     assert views.moved == 0
     assert all(cost.seconds > 0 for cost in (products, pointwise, copies, views))
 

@@ -25,7 +25,7 @@ def find_lr() -> ModuleType:
 
 
 def curve(rates: list[float], steepest: float) -> list[float]:
-    """A loss that falls fastest, in the logarithm of the rate, at `steepest`, and explodes two decades later."""
+    """Make losses that fall fastest, per decade, at the rate `steepest`, and explode two decades above it."""
     decades = np.log10(rates) - math.log10(steepest)
     return list(7 - 3 / (1 + np.exp(-4 * decades)) + np.exp(3 * (decades - 2)))
 
@@ -58,7 +58,7 @@ def test_it_has_diverged_well_above_the_start_or_without_a_number(find_lr: Modul
 
 @pytest.mark.slow
 def test_its_updates_are_those_of_training(find_lr: ModuleType, train_config: Config, tmp_path: Path) -> None:
-    """At a rate that stays the same, the losses are those in a run's metrics.jsonl."""
+    """With a constant rate, its losses equal those in a run's metrics.jsonl."""
     config = train_config("training.max_steps=8", "training.log_every=1", "schedule=constant", "optimizer.lr=0.004")
     config = config.model_copy(update={"schedule": config.schedule.model_copy(update={"warmup_steps": 0})})
     lines = metrics(fitted(config, tmp_path / "run"))

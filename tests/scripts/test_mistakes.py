@@ -1,4 +1,4 @@
-"""What a user may get wrong in a script's arguments: told in one line, before any work."""
+"""Wrong arguments of scripts give a one-line error before any work."""
 
 from pathlib import Path
 

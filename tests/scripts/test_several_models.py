@@ -1,4 +1,4 @@
-"""The scripts that train several models: what each run is given, that nothing is done twice, how a failure ends it."""
+"""The scripts that train several models: arguments of each run, no work done twice, and the end after a failure."""
 
 import json
 import shlex
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.system
 
 
 def run(name: str, folder: Path, *words: str, status: int = 0) -> str:
-    """Standard output and error."""
+    """Run a script, and return its standard output and error."""
     done = call_text(SCRIPTS / f"{name}.py", *words, cwd=folder)
     assert done.returncode == status, done.stderr
     return done.stdout + done.stderr
@@ -110,7 +110,7 @@ def test_a_student_learns_what_both_directions_made(tmp_path: Path) -> None:
     expected += [(made, target) for (_, target), made in zip(texts, backward, strict=True)]
     new = [pair for pair in dict.fromkeys(expected) if all(pair) and pair not in texts]
     assert pairs_of(out / "translations", "train.en", "train.fr") == new
-    assert max(len(line.split()) for line in forward) <= 8  # the recipe's search
+    assert max(len(line.split()) for line in forward) <= 8  # the limit of the recipe's search
     data = [yaml.safe_load((out / way / "1" / "config.yaml").read_text())["data"] for way in ways]
     assert [(each["source_lang"], each["target_lang"]) for each in data] == [("en", "fr"), ("fr", "en")]
     learned = yaml.safe_load((out / "student" / "config.yaml").read_text())

@@ -1,4 +1,4 @@
-"""Tuning the search: what it prints is what nmt-evaluate would, and the test set stays unseen."""
+"""scripts/tune_search.py prints the scores of nmt-evaluate, and does not read the test set."""
 
 import json
 import subprocess
@@ -46,9 +46,9 @@ def test_the_table_is_that_of_evaluations_without_the_test_set(run: RunDirectory
     penalties = [("none", None), ("average", 0.0), ("average", 2.0), ("gnmt", 1.0)]
     assert set(plain) == {(1, "none", None, 0.0), *((4, *penalty, 0.0) for penalty in penalties)}
     (covered,) = (row for row in rows if row["coverage_penalty"] == 5.0)
-    assert tuple(covered[key] for key in keys) == (*plain[0][:3], 5.0)  # with the best of the others
+    assert tuple(covered[key] for key in keys) == (*plain[0][:3], 5.0)  # uses the best other settings
     assert [row["bleu"] for row in rows] == sorted((row["bleu"] for row in rows), reverse=True)
-    assert len({row["brevity_ratio"] for row in rows}) > 1  # the settings reach the search
+    assert len({row["brevity_ratio"] for row in rows}) > 1  # the settings have an effect
     sources, references, _ = run.held_out("validation")
     settings = score_settings(Evaluation(tokenize="auto", lowercase=False), "fr")
     for row in rows:
@@ -58,7 +58,7 @@ def test_the_table_is_that_of_evaluations_without_the_test_set(run: RunDirectory
         again = evaluate(Translator.load(run.path, search=search), sources, references, settings, ("bleu", "chrf"))
         assert (row["bleu"], row["chrf"]) == pytest.approx((again.scores.bleu, again.scores.chrf))
         words = [sum(len(line.split()) for line in side) for side in (again.hypotheses, references)]
-        assert row["brevity_ratio"] == pytest.approx(words[0] / words[1], rel=0.1)  # but for sacreBLEU's tokenizer
+        assert row["brevity_ratio"] == pytest.approx(words[0] / words[1], rel=0.1)  # sacreBLEU counts other tokens
         assert row["seconds"] > 0
     assert found["best"] == rows[0]["override"]
     assert found["command"] == f"nmt-translate run={run.path} {found['best']} < input > output"

@@ -1,4 +1,4 @@
-"""Archives: what is packed comes back, equal content is equal bytes, and a file from a stranger is unpacked as data."""
+"""Archives: they unpack to what was packed, equal content gives equal bytes, and hostile archives are refused."""
 
 import os
 import stat
@@ -19,7 +19,7 @@ HONEST = {CONFIG: b"seed: 1\n", "results.json": b"{}", WEIGHTS: bytes(range(256)
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder for temporary files."""
+    """Make the folder in which Python creates temporary files."""
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     return tmp_path / "temporary"
@@ -57,7 +57,7 @@ def test_equal_content_is_equal_bytes_and_a_zip_file_like_others(honest: Path, t
 
 
 def test_an_archive_packed_again_by_hand_is_taken(tmp_path: Path) -> None:
-    """Other programs compress everything, and write entries for folders."""
+    """Other zip programs compress all files, and add entries for folders."""
     path = tmp_path / "model.nmt"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
         file.mkdir("checkpoints")
@@ -80,7 +80,7 @@ def changed(path: Path, change: Callable[[bytes], bytes]) -> None:
 
 
 def claiming(size: int) -> Callable[[bytes], bytes]:
-    """The directory at the end says that the weights have so many bytes, packed and unpacked."""
+    """Return a function that makes an archive claim `size` bytes for its parameters, packed and unpacked."""
 
     def change(data: bytes) -> bytes:
         at = data.rindex(b"PK\1\2")

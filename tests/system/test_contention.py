@@ -1,4 +1,4 @@
-"""Waiting threads on a busy machine."""
+"""Threads that wait on a busy machine sleep, and spin on an idle one."""
 
 import os
 import subprocess
@@ -17,10 +17,10 @@ pytestmark = pytest.mark.skipif(not Path("/proc/stat").exists(), reason="of Linu
     ("others", "threads", "cpus", "expected"),
     [
         (0.0, 2, 2, False),
-        (0.2, 2, 2, False),  # some daemon
+        (0.2, 2, 2, False),  # a daemon in the background
         (1.0, 2, 2, True),
         (2.0, 2, 2, True),
-        (1.0, 2, 4, False),  # there is room for all
+        (1.0, 2, 4, False),  # enough CPUs for all
         (3.0, 2, 4, True),
         (14.0, 2, 16, False),
     ],
@@ -47,7 +47,7 @@ def in_new_process(code: str, **environment: str) -> str:
 
 @pytest.mark.slow
 def test_idle_threads_come_and_go() -> None:
-    """For two threads on four CPUs: three Python threads, each with one more of OpenMP, are seven managed threads."""
+    """For 2 threads on 4 CPUs, 3 idle Python threads start, each with one more thread of OpenMP."""
     code = """
 import os, time, torch
 from nmt.system.machine import IdleThreads
@@ -84,7 +84,7 @@ for threads, setting in ((2, {}), (1, {}), (2, {"GOMP_SPINCOUNT": "1000"}), (2, 
 
 
 def test_the_watch_reacts_to_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Idle threads are added once when it becomes busy, and end when it no longer is."""
+    """Idle threads are added once when the machine becomes busy, and end when it is idle again."""
     import threading
 
     answers, seen = iter([True, True, False, False, True]), []

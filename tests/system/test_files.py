@@ -1,4 +1,4 @@
-"""Files that are whole or not there at all."""
+"""Atomic writes: a file is complete or does not exist."""
 
 import json
 import math
@@ -41,7 +41,7 @@ def test_the_old_file_stands_until_the_new_one_is_complete(tmp_path: Path) -> No
 def test_the_content_is_on_the_disk_before_the_file_takes_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A power failure after the renaming must not leave an empty file."""
+    """A power failure after the rename must not leave an empty file."""
     path, sync, seen = tmp_path / "a", os.fsync, []
 
     def synced(number: int) -> None:

@@ -1,4 +1,4 @@
-"""Device and precision."""
+"""Device, precision and memory."""
 
 import os
 import platform
@@ -59,7 +59,7 @@ def test_fp16_on_a_cpu_is_refused() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc alone")
 def test_memory_that_large_tensors_free_is_kept() -> None:
-    """Else every page of every large tensor of every update is a fault."""
+    """Otherwise each update would have a page fault for each page of its large tensors."""
     code = """
 import resource, torch
 from nmt.system.machine import tune_memory
@@ -80,7 +80,7 @@ print(faults() - before)
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="of Linux alone")
 def test_products_of_ever_new_shapes_take_no_more_memory() -> None:
-    """Else each leaves half a megabyte of compiled kernels, where torch leaves bf16 to oneDNN."""
+    """Otherwise each shape would keep half a megabyte of kernels, where oneDNN computes bf16."""
     code = """
 import torch
 from nmt.system import machine

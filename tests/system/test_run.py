@@ -20,7 +20,7 @@ VALUES = {**SECTIONS, "seed": 1, "optimizer": {"lr": 4}, "training": {"max_steps
 
 
 def test_a_claimed_directory_can_be_claimed_again_by_the_same_run(tmp_path: Path) -> None:
-    for steps in (3, 9):  # where a run ends may change
+    for steps in (3, 9):  # the length of a run may change
         run = RunDirectory(tmp_path / "run")
         run.claim(VALUES | {"training": {"max_steps": steps}})
         save_values(run.config, VALUES)
@@ -174,7 +174,7 @@ def test_without_locks_a_run_begins_with_a_warning(
 
 def test_waiting_ends_with_the_lock_or_with_patience(tmp_path: Path) -> None:
     owner, other = RunDirectory(tmp_path), RunDirectory(tmp_path)
-    other.wait_until_free(60)  # nobody is there
+    other.wait_until_free(60)  # returns at once: no process trains there
     owner.claim({})
     began = time.monotonic()
     other.wait_until_free(0.3)

@@ -34,7 +34,7 @@ def cells(line: str) -> list[str]:
 def test_markdown_cells() -> None:
     heading, rule, *rows = markdown(ROWS, COLUMNS).splitlines()
     assert cells(heading) == [column.heading for column in COLUMNS]
-    assert [cell[-1] for cell in cells(rule)] == [":", "-", ":", ":", ":", ":"]  # ":" aligns to the right
+    assert [cell[-1] for cell in cells(rule)] == [":", "-", ":", ":", ":", ":"]  # a final ":" aligns to the right
     assert [cells(row) for row in rows] == [
         ["1", "luong_dot", "31.26", "55.0", "12.3 M", "1 h 03 min"],
         ["12", "1e5", "9.50", "-", "950", "4 min 12 s"],

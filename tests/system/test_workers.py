@@ -1,4 +1,4 @@
-"""Worker processes: equal results for any number of them, errors as in one process, and no process is left."""
+"""Worker processes: their number changes neither results nor errors, and all of them end."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ KEY = "data.workers"
 
 
 def work(number: int) -> int:
-    time.sleep(0.01 * (number % 3))  # so that results come out of order
+    time.sleep(0.01 * (number % 3))  # so that tasks finish in another order
     if number == 7:
         raise UserError("line 7: broken")
     if number == 77:
@@ -98,9 +98,9 @@ def test_the_workers_end_with_the_main_process(end: signal.Signals) -> None:
         assert main.stdout is not None
         pid = int(main.stdout.readline())
         if end == signal.SIGINT:
-            os.killpg(main.pid, end)  # as Ctrl-C in a terminal
+            os.killpg(main.pid, end)  # Ctrl-C in a terminal reaches all processes
         else:
             main.send_signal(end)
         _, errors = main.communicate(timeout=30)
     assert ends(pid)
-    assert errors.count("Traceback") == (end == signal.SIGINT)  # of the main process alone
+    assert errors.count("Traceback") == (end == signal.SIGINT)  # only the main process prints one
