@@ -210,8 +210,8 @@ class Attention(nn.Module):
         reads_past: bool = False,
     ) -> None:
         """alignment: None for soft attention, where the weights are the distribution itself. dropout: probability of
-        dropping a weight, in the context only. chunk: follows a monotonic normalizer. reads_past: True if the score,
-        normalizer or coverage depends on what earlier steps attended to."""
+        dropping a weight, in the context only. chunk: divides the weights of a monotonic normalizer. reads_past: True
+        if the score, normalizer or coverage depends on what earlier steps attended to."""
         super().__init__()
         assert reads_past or (coverage is None and score.key_projection() is None)
         self.score, self.window, self.normalizer, self.coverage = score, window, normalizer, coverage
@@ -446,7 +446,7 @@ def _side_by_side(parts: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def _detail(weights: Tensor, centres: Tensor | None, log_stops: Tensor | None) -> Detail:
-    """Make the `Detail` of one head from weights (B, T, S), centres (B, T) and log_stops (B, T, S)."""
+    """Make the `Detail` of one head from weights (B, T, S), and if present, centres (B, T) and log_stops (B, T, S)."""
     stops = None
     if log_stops is not None:
         stops = torch.where((log_stops > -torch.inf).any(-1), log_stops.argmax(-1), -1)[:, None]

@@ -21,7 +21,7 @@ SATURATED = 40.0  # from this x on, softplus(x) equals x to the last bit of floa
 
 
 class Normalized(NamedTuple):
-    """A distribution over the source positions in `keep`."""
+    """A distribution over those source positions that may have weight, which are called `keep` in this file."""
 
     weights: Tensor  # (B, T, W), 0 outside `keep`
     log_weights: Tensor | None = None  # (B, T, W), -inf outside `keep`; exact even where the weight underflows
@@ -129,9 +129,9 @@ class FirstOrderNormalizer(Normalizer):
 
 
 class LinearChainNormalizer(Normalizer):
-    """Attends to any number of positions: z_s = 1 where it does, else 0, and p(z) ~ exp(sum_s z_s e_s + sum_s A[z_s,
-    z_{s+1}]), for energies e and a learned matrix A. This is a conditional random field over the positions in `keep`
-    (Kim et al. 2017, 3.1 and 4.2).
+    """Attends to any subset of the positions in `keep`, by a conditional random field   (Kim et al. 2017, 3.1 and 4.2).
+    With z_s = 1 if position s is in the subset, else 0, energies e and a learned matrix A, a subset has the probability
+    p(z) ~ exp(sum_s z_s e_s + sum_s A[z_s, z_{s+1}]).
 
     The weights are the marginals p(z_s = 1) divided by their sum, so that a context does not grow with the number of
     positions attended to. The paper multiplies these weights by a constant; here the next matrix can learn it.
@@ -280,8 +280,8 @@ class _MonotonicLogWeights(torch.autograd.Function):
         signed = torch.stack([grad, -grad]).clamp_(min=0.0).log_().add_(offsets)
         positive, negative = signed.flip(-1).logcumsumexp(-1).flip(-1).add_(started).exp_()
         of_previous = positive - negative
-        # The gradient of log (1 - p_l) is the sum over the paths that pass l: those that end after l, minus those that
-        # start after l.
+        # The gradient of log (1 - p_l) is that of all paths of reading which pass l. It is computed as the gradient of
+        # all paths that end after l, minus the gradient of those that also start after l.
         passing = (grad - of_previous).flip(-1).cumsum(-1).flip(-1)
         passing = F.pad(passing[:, 1:], (0, 1)).masked_fill_(drop, 0.0)
         return grad - (grad + passing).mul_(torch.sigmoid(energies)), None, of_previous
@@ -304,8 +304,8 @@ def chunk_log_weights(log_stops: Tensor, energies: Tensor, keep: Tensor, chunk: 
 def linear_chain_log_odds(unary: Tensor, keep: Tensor, pairwise: Tensor) -> Tensor:
     """Compute the log-odds of a linear chain's marginals: u (N, S), bool (N, S), A (4,) -> (N, S).
 
-    They are log p(z_s = 1) - log p(z_s = 0) under p(z) ~ exp(sum_s z_s u_s + sum_s A[z_s, z_{s+1}]), where
-    u are energies and A = [[A_0, A_1], [A_2, A_3]]   (Kim et al. 2017, 3.1). The chain consists of the positions in
+    They are log p(z_s = 1) - log p(z_s = 0) under p(z) ~ exp(sum_s z_s u_s + sum_s A[z_s, z_{s+1}]), where z_s is 0 or
+    1, u are energies and A = [[A_0, A_1], [A_2, A_3]]   (Kim et al. 2017, 3.1). The chain consists of the positions in
     `keep`; the values at other positions are undefined and have no gradient.
 
     In the forward-backward algorithm, a factor common to z_s = 0 and z_s = 1 changes no marginal. So one number per
@@ -354,7 +354,7 @@ class _Messages(torch.autograd.Function):
         sums, kept, steps = ctx.saved_tensors
         above, below = torch.sigmoid(sums[:, None] + steps[:, 1:].t()[:, None]).unbind(1)  # (S, N, 2)
         slopes = torch.where(kept, above - below, 1.0)
-        totals = grad.permute(2, 0, 1).contiguous()  # gradient of m_s, in the end also through later messages
+        totals = grad.permute(2, 0, 1).contiguous()  # gradients of m_s, to which the loop adds those of later messages
         for s in range(len(totals) - 2, -1, -1):
             totals[s].addcmul_(totals[s + 1], slopes[s])
         following = F.pad(totals[1:], (0, 0, 0, 0, 0, 1)).masked_fill_(~kept, 0.0)  # gradient of g(x_s)

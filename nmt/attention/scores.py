@@ -1,8 +1,9 @@
 """Scores: how well a query fits each source position. Coverage makes the keys of any score depend on the past.
 
 In the equations, e_ts is the energy of source position s at target position t, h_s the encoder state, k_s its key and
-q_t the query; other letters are learned parameters. The additive score computes its energies in little memory, with a
-gradient written by hand, at the end of this file.
+q_t the query. Letters that a class does not define are learned parameters.
+
+The end of this file computes the energies of the additive score in little memory, with a gradient written by hand.
 
 Shapes: B batch, S source positions, T target positions, Q size of a query, M size of an encoder state, A size of a key,
 F features, K Gaussians.
@@ -340,10 +341,10 @@ def additive_energies(
     The hidden units (B, T, S, A), which are the values of tanh, are not stored: the backward pass computes them again
     from the features and the keys. A loop stores the keys only once.
 
-    On a CPU, the logistic function replaces tanh(x) = 2 sigmoid(2 x) - 1, because it is several times faster:
-    e = 2 v . sigmoid(2 q + 2 k + 2 P f) - sum(v). Without features, sigmoid(2 q + 2 k) is 1 / (1 + e^-2q e^-2k), which
-    needs each exponential once, not for every pair of query and key. Values of q and k are then clamped to at most 43
-    in magnitude, which matters only where both are larger and nearly cancel each other.
+    On a CPU, the logistic function replaces tanh, because it is several times faster. As tanh(x) = 2 sigmoid(2 x) - 1,
+    the energies are 2 v . sigmoid(2 q + 2 k + 2 P f) - sum(v). Without features, sigmoid(2 q + 2 k) is computed as
+    1 / (1 + e^-2q e^-2k), which needs each exponential once, not for every pair of query and key. Then |q| and |k| are
+    clamped to at most 43, which matters only where both are larger and nearly cancel each other.
     """
     convert = _plain
     if prefers_sigmoid(keys):
@@ -361,11 +362,12 @@ def prefers_sigmoid(keys: Tensor) -> bool:
 
 
 class _Values(NamedTuple):
-    """What all steps read, in float32 or wider: with tanh, or with the logistic function."""
+    """What `additive_energies` computes once for all steps, in float32 or wider. It depends on whether the hidden units
+    are computed with tanh or with the logistic function."""
 
     keys: Tensor  # (B, S, A): k with tanh; 2 k with the logistic function, or e^-2k if there are no features
     weight: Tensor  # (A,): v with tanh, 2 v with the logistic function
-    slope: Tensor  # (A,): v with tanh, 4 v with the logistic function: factor of its derivative in that of the energy
+    slope: Tensor  # (A,): v with tanh, 4 v with the logistic function; multiplies the derivative of either function
     projection: Tensor  # (A, F): P; without features (A, 0)
     one: Tensor  # (): the number 1
     total: Tensor | None  # (): sum(v) with the logistic function, None with tanh
@@ -410,7 +412,7 @@ def _energies(query: Tensor, features: Tensor | None, values: _Values) -> Tensor
 
 
 def _blocks(query: Tensor, keys: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Yield blocks, each a slice of the sentences and a slice of the steps whose hidden units are computed together."""
+    """Divide the sentences and steps into blocks whose hidden units are computed together. Yield a slice of both."""
     (B, T, _), (_, S, A) = query.shape, keys.shape
     most = CACHED_NUMBERS if keys.device.type == "cpu" else MAX_NUMBERS
     steps = min(T, max(1, most // (S * A)))

@@ -85,7 +85,7 @@ def loop() -> Iterator[None]:
         yield
     finally:
         _loop.reset(reset)
-        shared.clear()  # breaks a cycle, as its weak references have callbacks that refer to it
+        shared.clear()  # otherwise its weak references, whose callbacks refer to `shared`, form a cycle with it
 
 
 def in_loop() -> bool:
@@ -285,9 +285,8 @@ def uses_onednn(inputs: Tensor, weight: Tensor) -> bool:
 
 
 def matmul(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute x W' + b, by shapes as `linear` does, but without deferring gradients.
-
-    Where `uses_onednn` is true, the operands must not need gradients.
+    """Compute x W' + b for the shapes that `linear` takes, but without deferring gradients. The operands must not need
+    gradients if `uses_onednn` is true.
     """
     if uses_onednn(inputs, weight):
         assert not (torch.is_grad_enabled() and (inputs.requires_grad or weight.requires_grad))
@@ -308,7 +307,7 @@ def input_gradient(grads: Tensor, weight: Tensor) -> Tensor:
 def weight_gradient(inputs: Tensor, grads: Tensor) -> Tensor:
     """Compute the gradient of W in x W' from the gradient of the product: (..., N, I), (..., N, O) -> (..., O, I)."""
     large = inputs.shape[-1] * grads.shape[-1] >= MIN_WEIGHT
-    if large and uses_onednn(inputs, grads):  # oneDNN copies its first operand: let it be the usually smaller one
+    if large and uses_onednn(inputs, grads):  # oneDNN copies its first operand; `inputs` is usually the smaller one
         return matmul(inputs.mT, grads.mT).mT.contiguous()
     return grads.mT @ inputs
 
@@ -517,7 +516,7 @@ def dropout(inputs: Tensor, p: float, training: bool) -> Tensor:
         return inputs
     if p == 1 or inputs.device.type != "cpu":
         return F.dropout(inputs, p)
-    words = torch.empty(-(-inputs.numel() // 4), dtype=torch.int64).random_(-(2**63), None)  # each for four elements
+    words = torch.empty(-(-inputs.numel() // 4), dtype=torch.int64).random_(-(2**63), None)  # one for four elements
     bits = words.view(torch.int16)[: inputs.numel()].view(inputs.shape)
     # A share p of all int16 numbers lies below this limit. The minimum avoids overflow for p near 1.
     limit = min(round(p * (1 << MASK_BITS)), (1 << MASK_BITS) - 1) - (1 << MASK_BITS - 1)
