@@ -12,7 +12,7 @@
 # ---
 
 # %%
-# On a hosted notebook, run this in a new cell first:  %pip install "nmt[notebooks] @ git+https://example.org/nmt"
+# On a hosted notebook, run this in a new cell first:  %pip install "nmt-attention[notebooks] @ git+https://example.org/nmt"
 
 # %% [markdown]
 # # Attention from scratch

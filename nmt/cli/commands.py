@@ -49,7 +49,7 @@ def export() -> None:
 def _evaluate(config: schema.EvaluateConfig, overrides: list[str]) -> None:
     """Score a trained run, or an ensemble, on a split of its corpus."""
     with exit_at_ctrl_c("evaluate"):
-        from tqdm import tqdm
+        from tqdm.auto import tqdm
 
         from nmt.evaluate.evaluation import evaluate_run, warn_if_texts_differ
         from nmt.system.distributed import ProcessGroup

@@ -56,7 +56,7 @@ def compose(
                 config = hydra.compose(command, [*others, f"size={size}"], return_hydra_config=True)
         values = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
         return _typed(schema, values, overrides), choices(config.hydra)
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, ValueError) as error:  # ValueError: a key within a list
         raise UserError(help.explain(error, command)) from None
 
 

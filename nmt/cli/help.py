@@ -170,6 +170,10 @@ def _missing_launcher(match: re.Match[str], _: str) -> str:
     return f"hydra/launcher: {match[1]} is not installed: pip install hydra-{match[1]}-launcher"
 
 
+def _key_in_list(match: re.Match[str], _: str) -> str:
+    return f"{match[1]}: a key within a list, which has no keys; set the whole list, as in logger=[tensorboard]"
+
+
 def _unknown_key(match: re.Match[str], command: str) -> str:
     key = match[1]
     if key.startswith("hydra."):
@@ -226,6 +230,7 @@ EXPLANATIONS: dict[str, Callable[[re.Match[str], str], str | None]] = {
     "^Could not override '(.*?)'": _unknown_key,
     "^Ambiguous value for argument '(.*?)'": _several_values,
     "Interpolation key 'size\\.": _unresolved_size,
+    r"invalid literal for int\(\) with base 10: '(.*)'": _key_in_list,
     "INTERVAL_SWEEP": lambda *_: "interval(a,b) is for a search: add hydra/sweeper=optuna",
     r"Could not find '.*?([^']*)'[^']*$": _unknown_choice,
 }

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 from torch import Tensor
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from nmt.data.batching import Batch, collate
 from nmt.data.tokenizer import encode_lines

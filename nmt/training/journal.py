@@ -16,7 +16,7 @@ import yaml
 from matplotlib.figure import Figure
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from nmt.config import schema
 from nmt.config.compose import flatten

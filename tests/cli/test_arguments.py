@@ -13,6 +13,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from nmt import DISTRIBUTION
 from nmt.cli import app
 from nmt.cli.compose import argument_parser, compose, parse_arguments, value_of
 from nmt.cli.help import known_keys
@@ -129,6 +130,7 @@ def test_the_environment_says_where_the_cache_is(
         ("experiment=multi30k_en_de_best search=greedy search.beam_size=3", "search.beam_size: unknown key"),
         ("training=3", "training=3: is a section; set its values one by one: training.KEY=VALUE"),
         ("search.length_penalty=1.0", "not one of none, average, gnmt; its exponent is search.alpha"),
+        ("logger.interval=3", "interval: a key within a list, which has no keys"),
         ("device=gpu", "device=gpu: not one of auto, cpu, cuda, mps; did you mean 'cuda'?"),
         ("data.train=x", "not a key of the chosen data; available with data=files"),
         ("encoder.hidden=1000000000", "encoder.hidden=1000000000: input should be less than or equal to 16384"),
@@ -195,4 +197,4 @@ def test_options_may_stand_anywhere() -> None:
 def test_the_version_is_ours(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         argument_parser("train").parse_args(["--version"])
-    assert capsys.readouterr().out == f"nmt {version('nmt')} (Hydra {version('hydra-core')})\n"
+    assert capsys.readouterr().out == f"nmt {version(DISTRIBUTION)} (Hydra {version('hydra-core')})\n"
