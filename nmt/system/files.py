@@ -279,7 +279,7 @@ def _unpack(file: BinaryIO, folder: Path) -> None:
     """Write the files of an archive into a folder.
 
     Raises _RefusedError for a damaged archive or a file that no archive has; all names are checked before the first
-    file is written. Raises OSError.
+    file is written. Raises OSError if a file cannot be written.
     """
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         raise _RefusedError("not a file")

@@ -115,7 +115,7 @@ def choices(name: str) -> list[tuple[int, str]]:
 
 COMBINATIONS = _accepted()
 EVERY = slow_but_pairwise(COMBINATIONS, choices)
-# A smaller choice: every score; every window with every normalizer, coverage and projection; every alignment with a
+# A smaller set: every score; every window with every normalizer, coverage and projection; and every alignment with a
 # softmax.
 CHOSEN = [f"{score}-global-softmax" for score in SCORES] + [
     name

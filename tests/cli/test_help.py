@@ -54,7 +54,8 @@ def test_the_comment_is_that_of_the_choice() -> None:
     assert any(kind.startswith("Stochastic gradient descent") for kind in kinds)
     assert any(kind.startswith("q . k / sqrt(d)") for kind in kinds)  # the encoder's self-attention has this score
     assert not any(kind.startswith("Adadelta") for kind in kinds)
-    assert "attention:" in lines  # not the comment of attention/none.yaml
+    # No comment follows: the one in attention/none.yaml is about another choice.
+    assert "attention:" in lines
 
 
 def test_a_long_value_has_its_comment_below() -> None:

@@ -105,7 +105,7 @@ def test_a_system_is_tested_with_the_variance_of_its_seeds_and_that_of_sentences
 
 
 def field_of(**every: Sequence[int]) -> list[Entry]:
-    """Make systems by name, with one run for each number: every so many sentences, one is bad."""
+    """Make systems by name. Each number n makes one run, in which every n-th sentence is bad."""
     return [
         Entry(f"{name}{seed}", worsened(step), seed, name, {"attention": name})
         for name, steps in every.items()

@@ -67,7 +67,8 @@ def test_runs_that_began_with_different_seeds_of_one_system_are_one_system() -> 
 
     assert config("/one", "x") == config("/two", "x")
     assert config("/one", "x") != config("/one", "y")
-    assert config("/one", None) != config("/two", None)  # earlier versions recorded no digest
+    # Earlier versions recorded no digest of the other run; then its path counts.
+    assert config("/one", None) != config("/two", None)
 
 
 def test_runs_are_found_by_name_folder_and_pattern() -> None:

@@ -148,7 +148,7 @@ def test_statistics_are_read_from_the_file_of_these_texts_and_metrics(tmp_path: 
     path = tmp_path / "test.statistics.safetensors"
     stored_counts(path, HYPOTHESES, REFERENCES, MIXED_13A)
     arrays = load_file(path)
-    save_file(arrays | {"ter": arrays["ter"] + 1}, path)  # shows whether the file is read
+    save_file(arrays | {"ter": arrays["ter"] + 1}, path)  # a wrong count, which shows that the file is read
     expected = count(HYPOTHESES, REFERENCES, MIXED_13A)
     read = stored_counts(path, HYPOTHESES, REFERENCES, MIXED_13A)
     assert read.signatures == expected.signatures

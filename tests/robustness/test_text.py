@@ -126,7 +126,7 @@ def settings(home: Path, *options: str) -> list[str]:
 
 
 def made(home: Path, *options: str) -> Prepared:
-    """Prepare the corpus. Folders are inserted after composing, so that the composed values can be cached."""
+    """Prepare the corpus. Its folder is inserted after composing, so that composed values can be cached."""
     values = values_of("train", settings(Path("HOME"), *(option.replace(str(home), "HOME") for option in options)))
     for key in ("train", "validation", "cache_dir"):
         values["data"][key] = values["data"][key].replace("HOME", str(home))

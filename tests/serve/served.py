@@ -49,7 +49,7 @@ def service(
 
 @contextmanager
 def serving(runs: Runs, rules: Rules = RULES, **settings: int) -> Iterator[TestClient]:
-    """Serve runs within this process, and give the client."""
+    """Serve runs within this process, and yield a client."""
     with (
         service(runs, **settings) as started,  # type: ignore[arg-type]
         TestClient(application(started, rules), raise_server_exceptions=False) as client,
