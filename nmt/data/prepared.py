@@ -13,7 +13,7 @@ from nmt.config.errors import UserError
 from nmt.data.tokenizer import Tokenizers
 from nmt.system.files import raise_system_error
 
-FORMAT = 4  # part of the fingerprint: increase it when the files change
+FORMAT = 4  # part of the fingerprint: increase it when the format of the files changes
 IDS = np.dtype("<i4")
 OFFSETS = np.dtype("<i8")
 CHUNK = 2**22  # bytes of text that are searched for line ends at a time
@@ -25,7 +25,7 @@ class Prepared:
     """A prepared corpus: its splits, tokenizers and report."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises UserError if the directory is not a complete corpus."""
+        """Open the corpus in a directory. Raises UserError if it is not complete."""
         self.directory = directory
         try:
             self.report: dict[str, Any] = json.loads((directory / "report.json").read_bytes())
@@ -53,15 +53,15 @@ class Split:
 
     @cached_property
     def alignments(self) -> "Alignments | None":
-        """Return the gold alignments, a Pharaoh line for each pair, or None."""
+        """Open the gold alignments: a Pharaoh line for each pair. None if the split has no alignments."""
         return Alignments(self._alignments) if self._alignments.exists() else None
 
 
 class Side:
-    """The N sentences of one language of a split, by index."""
+    """The N sentences of one language of a split, read by their index."""
 
     def __init__(self, directory: Path, name: str) -> None:
-        """Raises OSError or ValueError for files that are missing or cut off."""
+        """Map the files that start with `name`. Raises OSError or ValueError if they are missing or cut off."""
         self.offsets, self._line_ends = (
             np.lib.format.open_memmap(directory / f"{name}.{kind}.npy", mode="r") for kind in ("offsets", "lines")
         )
@@ -74,18 +74,18 @@ class Side:
         return len(self.offsets) - 1
 
     def lengths_of(self, indices: Array) -> Array:
-        """Count the tokens of these sentences, with </s> -> int64 (B,)."""
+        """Count the tokens, including </s>, of the sentences with these indices -> int64 (B,)."""
         lengths: Array = self.offsets[indices + 1] - self.offsets[indices]
         return lengths
 
     @property
     def lengths(self) -> Array:
-        """Count the tokens of each sentence, with </s> -> int32 (N,)."""
+        """Count the tokens, including </s>, of each sentence -> int32 (N,)."""
         lengths: Array = np.diff(self.offsets).astype(np.int32)
         return lengths
 
     def ids(self, index: int) -> Array:
-        """Return the token ids of a sentence, </s> last."""
+        """Return the token ids of a sentence, the last of which is </s>."""
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
 
     def line(self, index: int) -> str:

@@ -1,9 +1,10 @@
-"""SentencePiece tokenizers: text to token ids and back, and their training.
+"""SentencePiece tokenizers: their training, and the conversion of text to token ids and back.
 
-Training has Unicode NFC as a normalisation rule. SentencePiece's own rules fold compatibility characters (NFKC):
-full-width punctuation becomes half-width, and a zero-width non-joiner becomes a space. Translations should keep these.
+Training offers Unicode NFC as a normalisation rule, which SentencePiece lacks. SentencePiece's own rules fold
+compatibility characters (NFKC): full-width punctuation becomes half-width, and a zero-width non-joiner becomes a space.
+Translations should keep such characters.
 
-Shapes: S source positions, T target positions.
+Shapes: S source positions, T target positions, V tokens of the vocabulary.
 """
 
 import io
@@ -31,12 +32,13 @@ from nmt.data.word_alignment import END, UNKNOWN, WORD_START
 from nmt.system.files import read_bytes, write_atomically
 
 log = logging.getLogger(__name__)
-CONTINUATION = re.compile("[^\\W_]|[-\u2010\u2011]|<0x[0-9A-F]{2}>$")  # letter, digit, hyphen, byte of byte_fallback
-TOKENIZER_FILES = ("tokenizer.model", "source.model", "target.model")  # in a run: the first, or the other two
-LONGEST_LINE = 2**16  # bytes; longer lines are left out
-PAD, UNK, BOS, EOS = 0, 1, 2, 3  # in models trained here
-NO_RULE_FILE = b"\x1a\x02\x32\x00"  # appended to a model, it clears normalizer_spec.normalization_rule_tsv
-CHARACTERS = [chr(code) for code in range(0x30000)]  # later ones have no canonical decomposition
+# Matches a piece that continues a word: it starts with a letter, digit or hyphen, or is a byte of byte_fallback.
+CONTINUATION = re.compile("[^\\W_]|[-\u2010\u2011]|<0x[0-9A-F]{2}>$")
+TOKENIZER_FILES = ("tokenizer.model", "source.model", "target.model")  # a run has one joint model, or one per language
+LONGEST_LINE = 2**16  # bytes; training leaves out longer lines
+PAD, UNK, BOS, EOS = 0, 1, 2, 3  # token ids in the models that nmt trains
+NO_RULE_FILE = b"\x1a\x02\x32\x00"  # clears normalizer_spec.normalization_rule_tsv when appended to a model
+CHARACTERS = [chr(code) for code in range(0x30000)]  # characters from U+30000 on have no canonical decomposition
 BYTE_ORDER_MARK = "\ufeff"
 
 Lines = Callable[[], Iterator[str]]
@@ -44,14 +46,16 @@ LONE_SURROGATES = re.compile("[\ud800-\udfff]")  # possible in Python strings, b
 
 
 class Tokenizer:
-    """Converts one language's text to token ids, without <s> and with </s>, and back.
+    """Converts text of one language to token ids, which end with </s> and contain no <s>, and back.
 
-    decode(encode(line)) is the normalised line without leading, trailing or repeated spaces, except for unknown pieces,
-    which byte_fallback avoids. Special symbols in a line are ordinary text. A lone surrogate becomes U+FFFD.
+    `decode` of `encode` returns the normalised line without leading, trailing or repeated spaces. Only unknown
+    characters are lost, and byte_fallback avoids them. `encode` treats special symbols in a line, such as "</s>", as
+    ordinary text, and a lone surrogate as U+FFFD.
     """
 
     def __init__(self, model: bytes, lowercase: bool = False, name: str = "tokenizer") -> None:
-        """Raises UserError if the bytes are not a SentencePiece model with <s> and </s>."""
+        """Parse the bytes of a SentencePiece model. Raises UserError, with a message that starts with `name`, if they
+        are not a model or if it lacks <s> or </s>."""
         self.model, self.lowercase = model, lowercase
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -64,32 +68,34 @@ class Tokenizer:
                 f"{name}: the SentencePiece model lacks <s> or </s>; train it without bos_id=-1 and eos_id=-1"
             )
         size, pad = processor.get_piece_size(), processor.pad_id()
-        self.pad, self.vocab_size = (pad, size) if pad >= 0 else (size, size + 1)  # a model may lack padding
+        # A model without a padding token gets one after its last token.
+        self.pad, self.vocab_size = (pad, size) if pad >= 0 else (size, size + 1)
 
     @classmethod
     def load(cls, path: Path, lowercase: bool = False) -> "Tokenizer":
-        """Read a SentencePiece model. Raises UserError if the file cannot be read or is none."""
+        """Read a SentencePiece model. Raises UserError if the file cannot be read or is not a model."""
         try:
             return cls(read_bytes(path), lowercase, str(path))
         except OSError as error:
             raise UserError(f"{path}: cannot read the tokenizer ({error.strerror})") from None
 
     def same_as(self, other: "Tokenizer") -> bool:
-        """Do both give every text the same tokens?"""
+        """Check whether both tokenizers give every text the same tokens."""
         return (self.model, self.lowercase) == (other.model, other.lowercase)
 
     def __reduce__(self) -> tuple[type["Tokenizer"], tuple[bytes, bool]]:
         return Tokenizer, (self.model, self.lowercase)
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        """Segment lines -> token ids, each sentence ending in </s>."""
+        """Segment lines into token ids. The last token of each line is </s>."""
         encoded: list[list[int]] = self._processor.encode(self._clean(lines), add_eos=True)
         return encoded
 
     def sample(self, lines: Sequence[str], alpha: float, seeds: Sequence[int]) -> list[list[int]]:
-        """Like `encode`, with random segmentations: BPE-dropout, or subword regularisation for unigram models.
+        """Segment lines into token ids at random: by BPE-dropout, or for unigram models by subword regularisation.
 
-        The segmentation of a line depends only on the line and its 32-bit seed.
+        `seeds` holds a 32-bit seed for each line. The segmentation of a line depends only on the line, its seed and
+        `alpha`, the strength of the method as `nmt.data.subword_sampling` defines it.
         """
         assert self._sampler is not None
         normalised = self._processor.normalize(self._clean(lines))
@@ -98,7 +104,7 @@ class Tokenizer:
         ]
 
     def can_sample(self) -> bool:
-        """Can `sample` be called? Yes for unigram models, and for BPE models without unused pieces."""
+        """Check whether the model supports `sample`: it is a unigram model, or a BPE model without unused pieces."""
         return self._sampler is not None
 
     @cached_property
@@ -111,23 +117,25 @@ class Tokenizer:
         return _with_spaces(text.removeprefix(WORD_START))  # byte pieces can spell line ends and "▁"
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """Convert token ids to pieces, with "▁" at the start of a word; </s> is included."""
+        """Convert token ids to pieces, in which "▁" marks the start of a word. The piece of </s> is kept."""
         return ["<pad>" if i == self.pad else self._processor.id_to_piece(int(i)) for i in ids]
 
     def id_of(self, piece: str) -> int | None:
-        """Look up the id of a piece as in `pieces`; None for other text and for symbols that no translation holds."""
+        """Look up the id of a piece, spelled as in `pieces`. None if the vocabulary lacks it, and for padding, <s> and
+        </s>."""
         token: int = self._processor.piece_to_id(piece)
         exists = self._processor.id_to_piece(token) == piece
         return token if exists and token not in {self.pad, self.bos, self.eos} else None
 
     def boundary(self) -> NDArray[np.bool_]:
-        """Mark the tokens (V,) that do not continue the word before them: they start with a space or with punctuation
-        other than a hyphen, or are </s>."""
+        """Mark the tokens that do not continue the preceding word -> (V,): those that start with a space or with
+        punctuation other than a hyphen, and </s>."""
         pieces = self.pieces(range(self.vocab_size))
         return np.array([not (CONTINUATION.match(piece) or category(piece[0])[0] == "M") for piece in pieces])
 
     def surfaces(self, lines: Sequence[str]) -> list[list[str]]:
-        """Segment lines into the pieces of `encode`, unknown ones as in the text instead of <unk>; </s> last.
+        """Segment lines into the same pieces as `encode`, but show unknown pieces as they stand in the text instead of
+        "<unk>". The last piece of each line is "</s>".
 
         "▁" stands only for spaces of the line: see `restore_spaces`.
         """
@@ -135,11 +143,11 @@ class Tokenizer:
         return [self.restore_spaces(line, pieces) for line, pieces in zip(lines, segmented, strict=True)]
 
     def surfaces_of(self, line: str, ids: Iterable[int]) -> list[str]:
-        """Return the pieces of one of a line's segmentations, given by its token ids, as `surfaces` does."""
+        """Return the pieces of the segmentation of `line` that `ids` describes, in the form of `surfaces`."""
         pieces = self.pieces(ids)
         if UNKNOWN in pieces:
             text = self._processor.normalize(self._clean([line])[0])
-            ends = [*map(re.escape, pieces[1:-1]), "$"]  # an unknown piece ends where the next one starts
+            ends = [*map(re.escape, pieces[1:-1]), "$"]  # an unknown piece ends where the next piece starts
             pairs = zip(pieces[:-1], ends, strict=True)
             parts = (f"(?>.+?(?={end}))" if piece == UNKNOWN else re.escape(piece) for piece, end in pairs)
             pattern = "".join(f"({part})" for part in parts)
@@ -148,14 +156,15 @@ class Tokenizer:
         return self.restore_spaces(line, pieces)
 
     def restore_spaces(self, line: str, pieces: list[str]) -> list[str]:
-        """Keep "▁" in a line's pieces only where the line has a space, so that words are separated by spaces only.
+        """Keep "▁" in a line's pieces only where the line has a space, so that only spaces separate words.
 
-        Normalisation turns other white space, such as a no-break space, into a space; this puts it back.
+        Normalisation turns other white space, such as a no-break space, into a space. This method puts the original
+        character back.
         """
         if line.isascii() and line.isprintable():
             return pieces
         (cleaned,) = self._clean([line])
-        original = line.lower() if self.lowercase else line  # has the same length
+        original = line.lower() if self.lowercase else line  # as long as `cleaned`
         text, origins = self._processor.normalize(cleaned, with_offsets=True)
         marks = iter([i for i, char in enumerate(text) if char == WORD_START])
 
@@ -165,7 +174,7 @@ class Tokenizer:
             span = re.sub(f"[{WORD_START}\r\n]", "\xa0", original[origins[i] if i else 0 : origins[i + 1]])
             before, space, after = re.sub(" +", WORD_START, span).rpartition(WORD_START)
             if i == 0 and not span:
-                space = WORD_START  # SentencePiece's own, at the start of the line
+                space = WORD_START  # SentencePiece puts one at the start of every line
             return f"{before}{match[1]}{space}{after}"
 
         return re.sub(f"(\n?){WORD_START}", restore, "\n".join(pieces)).split("\n")
@@ -175,7 +184,7 @@ class Tokenizer:
 
 
 def clean(line: str, lowercase: bool) -> str:
-    """Prepare a line for SentencePiece, in training and afterwards."""
+    """Prepare a line for SentencePiece: lowercase it if asked, and replace characters that it cannot take."""
     line = _with_spaces(line.lower() if lowercase else line)
     return line if line.isascii() else LONE_SURROGATES.sub("\ufffd", line)
 
@@ -186,13 +195,13 @@ def _with_spaces(text: str) -> str:
 
 
 class Tokenizers(NamedTuple):
-    """Both languages' tokenizers, the same object for a joint vocabulary."""
+    """The tokenizers of both languages. With a joint vocabulary, both fields hold the same object."""
 
     source: Tokenizer
     target: Tokenizer
 
     def save(self, directory: Path) -> None:
-        """Write tokenizer.model, or source.model and target.model."""
+        """Write tokenizer.model for a joint vocabulary, otherwise source.model and target.model."""
         if self.source is self.target:
             write_atomically(directory / "tokenizer.model", self.source.model)
         else:
@@ -201,7 +210,7 @@ class Tokenizers(NamedTuple):
 
     @classmethod
     def load(cls, directory: Path, lowercase: bool) -> "Tokenizers":
-        """Read what `save` wrote. Raises UserError."""
+        """Read the files that `save` wrote. Raises UserError if one is missing or broken."""
         joint = directory / "tokenizer.model"
         if joint.exists():
             tokenizer = Tokenizer.load(joint, lowercase)
@@ -211,10 +220,11 @@ class Tokenizers(NamedTuple):
 
 
 def copy_unknown(pieces: Sequence[str], weights: NDArray[np.float32], source: Sequence[str]) -> str:
-    """Join pieces to text, with the source piece it attends to most for each "<unk>" (Luong et al. 2015, 4).
+    """Join pieces to text, and replace each "<unk>" by the source piece that has the largest attention weight (Luong et
+    al. 2015, section 4).
 
-    pieces (T,), weights (T, S), source (S,) from `Tokenizer.surfaces`. "</s>" is never copied; a piece that attends to
-    nothing else stays "<unk>".
+    Shapes: pieces (T,), weights (T, S), source (S,), which are the pieces of `Tokenizer.surfaces`. "</s>" is never
+    copied: where it has all the weight, "<unk>" stays.
     """
     weights = np.where([piece == END for piece in source], 0.0, weights)
     copies = [source[row.argmax()] if row.any() else UNKNOWN for row in weights]
@@ -225,10 +235,11 @@ def copy_unknown(pieces: Sequence[str], weights: NDArray[np.float32], source: Se
 def encode_lines(
     tokenizer: Tokenizer, lines: Sequence[str], limit: int, name: str, first_line: int = 1
 ) -> tuple[list[list[int]], list[list[str]]]:
-    """Segment each line into token ids and pieces, truncated to `limit` tokens with a warning, such as "line 3 has 900
-    tokens". A line that shows nothing has no token but </s>.
+    """Segment each line into token ids and the pieces of `Tokenizer.surfaces`, and cut longer lines to `limit` tokens.
 
-    Encodes line by line, so that memory never holds all tokens of more than one overlong line.
+    A cut logs a warning such as "line 3 has 900 tokens", where `name` is "line" and `first_line` the number of the
+    first line. A line without visible characters becomes </s> alone. Lines are encoded one by one, so that memory holds
+    all tokens of at most one overlong line.
     """
     encoded: list[list[int]] = []
     surfaces: list[list[str]] = []
@@ -237,7 +248,7 @@ def encode_lines(
         (ids,), (pieces,) = tokenizer.encode([text]), tokenizer.surfaces([text])
         if len(ids) > limit:
             log.warning("%s %d has %d tokens: cut to search.max_source_length=%d", name, number, len(ids), limit)
-            del ids[limit - 1 : -1], pieces[limit - 1 : -1]  # all but </s>
+            del ids[limit - 1 : -1], pieces[limit - 1 : -1]  # keeps </s>
         encoded.append(ids)
         surfaces.append(pieces)
     return encoded, surfaces
@@ -249,9 +260,10 @@ def encode_lines(
 def make_tokenizers(
     config: schema.TokenizerConfig, source: Lines, target: Lines, tags: Sequence[str] = ()
 ) -> Tokenizers:
-    """Train on these lines, or load existing models. `tags` before source lines are symbols that are never split.
+    """Train tokenizers on the lines of both sides, or load the models that the configuration names.
 
-    Raises UserError, for example for an impossible vocab_size.
+    `tags` are the language tags that source lines may start with: they become symbols that are never split. Raises
+    UserError, for example for an impossible vocab_size.
     """
     if isinstance(config, schema.FileTokenizer):
         names = [name for name in (config.source_model, config.target_model) if name is not None]
@@ -266,7 +278,7 @@ def make_tokenizers(
 
 
 def check_sampling(config: schema.FileTokenizer, tokenizers: Tokenizers) -> None:
-    """Raise UserError if segmentations are to be sampled with a model that does not support it."""
+    """Raise UserError if the configuration samples segmentations from a model that does not support it."""
     names = config.source_model, config.target_model or config.source_model
     for alpha, name, tokenizer in zip(config.sampling_by_side, names, tokenizers, strict=True):
         if alpha and not tokenizer.can_sample():
@@ -300,7 +312,7 @@ def _train(config: schema.TrainedTokenizer, lines: Lines, tags: Sequence[str]) -
     except RuntimeError as error:
         raise UserError(_explanation(str(error), config)) from None
     trained = model.getvalue()
-    if config.normalization == "nfc":  # the name of a temporary file would make equal models differ
+    if config.normalization == "nfc":  # drop the name of the temporary rule file: it would make equal models differ
         trained = sentencepiece.SentencePieceProcessor(model_proto=trained + NO_RULE_FILE).serialized_model_proto()
     return Tokenizer(trained, config.lowercase)
 
@@ -326,7 +338,7 @@ def _explanation(message: str, config: schema.TrainedTokenizer) -> str:
 
 @contextmanager
 def _normalization_options(name: str) -> Iterator[dict[str, Any]]:
-    """Give the training options for a rule that SentencePiece has built in, or for "nfc", in a temporary file."""
+    """Yield the training options of a normalisation rule: its name, or for "nfc" a temporary file with its table."""
     if name != "nfc":
         yield {"normalization_rule_name": name}
         return
@@ -338,7 +350,8 @@ def _normalization_options(name: str) -> Iterator[dict[str, Any]]:
 
 @cache
 def nfc_rule() -> str:
-    """Write Unicode NFC as SentencePiece's rule table: text, tab, replacement, as hexadecimal code points.
+    """Return Unicode NFC as a rule table of SentencePiece: each line has a text, a tab and its replacement, both as
+    hexadecimal code points.
 
     Every canonically equivalent spelling of a composed character becomes its NFC form, white space becomes a space, and
     control characters and byte order marks are removed.
@@ -366,7 +379,8 @@ def _composed() -> dict[str, list[str]]:
 
 
 def _spellings(decomposed: str) -> Iterator[str]:
-    """Yield canonically equivalent spellings: all orders of the marks, with and without composing the first ones."""
+    """Yield all spellings that are canonically equivalent to a decomposition: each order of its marks that Unicode
+    allows, with and without composing the first characters."""
     for order in map("".join, permutations(decomposed)):
         if normalize("NFD", order) == decomposed:
             for end in range(1, len(order) + 1):
