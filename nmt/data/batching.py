@@ -1,6 +1,6 @@
 """Batches of padded sentence pairs, in an order that depends only on seed and epoch.
 
-Pairs of similar length share a batch. Planning an epoch takes about 50 bytes for each pair of the corpus.
+Pairs of similar length share a batch. Planning an epoch takes about 50 bytes of memory for each pair of the corpus.
 
 Shapes: B batch, S source positions, T target positions, N sentence pairs.
 """
@@ -19,25 +19,26 @@ from nmt.data.prepared import Prepared, Side, Split
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.data.word_alignment import parse_pharaoh, words_of_pieces
 
-SAMPLED = 10_000  # pairs whose segmentations are sampled at a time to count their tokens
+SAMPLED = 10_000  # sentences that are segmented at a time when sampled tokens are counted
 
-Indices = NDArray[Any]  # int64
-Ids = Sequence[int] | NDArray[Any]  # token ids of a sentence, </s> last
+Indices = NDArray[Any]  # integers: indices of pairs, or lengths in tokens
+Ids = Sequence[int] | NDArray[Any]  # token ids of a sentence, the last of which is </s>
 
 
 class Batch(NamedTuple):
-    """Padded sentence pairs."""
+    """Padded sentence pairs, as token ids."""
 
-    indices: Indices  # (B,) in the corpus
-    source: Tensor  # int64 (B, S), </s> last
-    lengths: Tensor  # int64 (B,) of the sources, on the CPU unless the batch is for a CUDA graph
-    target_in: Tensor  # int64 (B, T) = <s> y_1 ... y_{T-1}
-    target_out: Tensor  # int64 (B, T) = y_1 ... y_{T-1} </s>
-    target_tokens: int  # without padding
-    alignment: Tensor | None = None  # float32 (B, T, S), gold attention for guided training
+    indices: Indices  # (B,) indices of the pairs in their split
+    source: Tensor  # int64 (B, S): x_1 ... </s>, then padding
+    lengths: Tensor  # int64 (B,): length of each source, on the CPU unless the batch is for a CUDA graph
+    target_in: Tensor  # int64 (B, T): <s> y_1 ... y_{T-1}
+    target_out: Tensor  # int64 (B, T): y_1 ... y_{T-1} </s>
+    target_tokens: int  # number of target tokens with </s>, without padding
+    alignment: Tensor | None = None  # float32 (B, T, S): gold attention weights, for guided alignment
 
     def to(self, device: torch.device) -> Self:
-        """Move the batch to a device. Lengths stay on the CPU, where packing needs them; for CUDA in pinned memory."""
+        """Move the batch to a device, except `lengths`: packed sequences need them on the CPU. For CUDA, they move to
+        pinned memory."""
         if device.type == "cpu":
             return self
         pins = device.type == "cuda"
@@ -55,7 +56,7 @@ class Batch(NamedTuple):
 
 
 def padded(sentences: Sequence[Ids], pad: int) -> NDArray[Any]:
-    """Pad sentences to the longest with `pad` -> int64 (N, longest)."""
+    """Pad the token ids of B sentences with `pad` to the length of the longest -> int64 (B, longest)."""
     lengths = np.fromiter(map(len, sentences), dtype=np.int64, count=len(sentences))
     filled = np.full((len(sentences), int(lengths.max(initial=0))), pad, dtype=np.int64)
     filled[np.arange(filled.shape[1]) < lengths[:, None]] = np.concatenate(sentences) if lengths.sum() else []
@@ -79,10 +80,11 @@ def collate(source: Sequence[Ids], target: Sequence[Ids], tokenizers: Tokenizers
 def gold_attention(
     alignments: Sequence[str], source: Sequence[Sequence[str]], target: Sequence[Sequence[str]]
 ) -> Tensor:
-    """Convert Pharaoh lines, with pieces whose last is </s>, to gold attention weights float32 (B, T, S).
+    """Convert B Pharaoh lines, given the pieces of both sides, to gold attention weights: float32 (B, T, S).
 
-    The weights of a target piece are uniform over the pieces of all source words that its word is linked to (sure or
-    possible), and zero if the word has no link. </s> is linked to </s>.
+    The pieces of each sentence end with </s>. The weights of a target piece are uniform over the pieces of all source
+    words that its word is linked to (sure or possible), and zero if its word has no link. The target's </s> is linked
+    to the source's </s>.
     """
     shape = len(source), max(map(len, target)), max(map(len, source))
     weights = np.zeros(shape, dtype=np.float32)
@@ -91,7 +93,7 @@ def gold_attention(
         links = np.zeros((target_words[-1] + 1, source_words[-1] + 1), dtype=np.float32)
         _, possible = parse_pharaoh(line)
         for i, j in possible:
-            if j < target_words[-1] and i < source_words[-1]:  # the tokenizer may have joined words
+            if j < target_words[-1] and i < source_words[-1]:  # false if the tokenizer has joined words
                 links[j, i] = 1.0
         links[-1, -1] = 1.0
         rows[: len(target_pieces), : len(source_pieces)] = links[np.ix_(target_words, source_words)]
@@ -107,11 +109,12 @@ def plan(
     rng: np.random.Generator,
     sampled_lengths: tuple[Indices, Indices] | None = None,
 ) -> list[Indices]:
-    """Group pairs of these lengths (N,) into batches of indices that cover every pair once.
+    """Group N pairs, given by the lengths (N,) of their sides, into batches of indices. Each pair is in one batch.
 
-    A batch holds as many pairs as fit, at least one: pairs x longest side <= batch_tokens. `rng` shuffles pairs of
-    equal length and the order of batches. `sampled_lengths`, those of sampled segmentations, replace the lengths for
-    grouping, but the batch sizes stay, so that the number of batches does not change.
+    A batch holds as many pairs as fit, but at least one: the number of pairs x the longest side <= `batch_tokens`, and
+    at most `batch_sentences` pairs. `rng` shuffles pairs of equal length and the order of the batches.
+    `sampled_lengths` are the lengths of sampled segmentations. They decide which pairs share a batch, but not how many,
+    so that all epochs have the same number of batches.
     """
     shuffled = rng.permutation(len(source_lengths))
     order = _by_length(shuffled, source_lengths, target_lengths)
@@ -124,7 +127,7 @@ def plan(
 
 
 def _batch_ends(longest: Indices, batch_tokens: int, batch_sentences: int | None) -> list[int]:
-    """Return where each batch ends, for pairs with these longest sides (N,) in their order."""
+    """Return the end of each batch, as in a slice. `longest` (N,) holds the longer side of each pair, in order."""
     max_pairs = min(batch_tokens, batch_sentences or batch_tokens)
     ends = []
     start = 0
@@ -142,12 +145,12 @@ def _by_length(indices: Indices, source_lengths: Indices, target_lengths: Indice
 
 
 class _Side(NamedTuple):
-    """One side of a split. With alpha > 0 its segmentations are sampled anew in every epoch."""
+    """One side of a split. With alpha > 0, each epoch samples new segmentations."""
 
     lines: Side
     tokenizer: Tokenizer
     alpha: float
-    seeds: tuple[int, int]  # of the run, and of the side: otherwise both would segment the same word alike
+    seeds: tuple[int, int]  # of the run and of the side, so that equal words of both sides are segmented differently
 
     def ids(self, indices: Indices, epoch: int) -> list[NDArray[Any]]:
         if not self.alpha:
@@ -157,15 +160,18 @@ class _Side(NamedTuple):
         return [np.asarray(ids) for ids in self.tokenizer.sample(self._text(indices), self.alpha, seeds)]
 
     def pieces(self, indices: Indices, ids: Sequence[Ids]) -> list[list[str]]:
-        """Return the pieces of sentences with these ids; unknown words as in the text."""
+        """Return the pieces of sentences with these token ids. Unknown pieces stay as in the text."""
         lines = self._text(indices)
         if not self.alpha:
             return self.tokenizer.surfaces(lines)
         return [self.tokenizer.surfaces_of(line, sentence) for line, sentence in zip(lines, ids, strict=True)]
 
     def sampled_lengths(self, epoch: int) -> Indices:
-        """Return the lengths in tokens (N,). Sampled segmentations are not stored, since those of an epoch would take
-        as much memory as the text; `ids` samples the same ones again, from the same seeds."""
+        """Return the length in tokens of each sentence in this epoch (N,).
+
+        Sampled segmentations are not stored, because they would take as much memory as the text: `ids` samples them
+        again from the same seeds.
+        """
         if not self.alpha:
             return self.lines.lengths
         parts = np.split(np.arange(len(self.lines)), range(SAMPLED, len(self.lines), SAMPLED))
@@ -176,7 +182,7 @@ class _Side(NamedTuple):
 
 
 class Batches:
-    """The batches of a split, by epoch."""
+    """Plans the batches of a split for each epoch, and loads them."""
 
     def __init__(
         self,
@@ -189,8 +195,8 @@ class Batches:
         sampling: tuple[float, float] = (0.0, 0.0),
         guided: bool = False,
     ) -> None:
-        """sampling: alpha of BPE-dropout or subword regularisation (Kudo 2018), of source and target; guided: batches
-        contain the gold attention."""
+        """`sampling` holds the alpha of BPE-dropout or subword regularisation (Kudo 2018) for source and target. With
+        `guided`, batches contain the gold attention weights."""
         self.split, self.tokenizers = split, tokenizers
         self.sampling, self.guided = sampling, guided
         self._batch_tokens, self._batch_sentences, self._seed = batch_tokens, batch_sentences, seed
@@ -198,7 +204,7 @@ class Batches:
         self._target = _Side(split.target, tokenizers.target, sampling[1], (seed, 1))
 
     def epoch(self, epoch: int) -> list[Indices]:
-        """Plan the batches of an epoch as indices, the same for the same seed and epoch."""
+        """Plan the batches of an epoch -> the indices of each batch. The plan depends only on seed and epoch."""
         sampled = (
             (self._source.sampled_lengths(epoch), self._target.sampled_lengths(epoch)) if any(self.sampling) else None
         )
@@ -212,7 +218,7 @@ class Batches:
         )
 
     def load(self, indices: Indices, epoch: int, parts: int = 1) -> list[Batch]:
-        """Load the pairs `indices` as one batch, or split into up to `parts` smaller ones."""
+        """Load the pairs `indices` as one batch, or as up to `parts` smaller batches."""
         source, target = self._source.ids(indices, epoch), self._target.ids(indices, epoch)
         return [
             self._batch([source[i] for i in part], [target[i] for i in part], indices[part])
@@ -227,7 +233,7 @@ class Batches:
         return int(self.split.target.lengths_of(indices).sum())
 
     def padded_size(self, indices: Indices) -> int:
-        """Return pairs x tokens of the longest side, without sampling."""
+        """Return the number of pairs x the length of the longest sentence of either side, as without sampling."""
         return len(indices) * max(
             int(side.lengths_of(indices).max()) for side in (self.split.source, self.split.target)
         )
@@ -248,8 +254,8 @@ def make_batches(
     config: TrainConfig,
     sampling: tuple[float, float] = (0.0, 0.0),
 ) -> Batches:
-    """Batch a split as the configuration of training says; with guided alignment, the batches of "train" contain the
-    gold attention. Raises UserError if the corpus has none."""
+    """Make the batches of a split as the section `training` configures them. With guided alignment, those of "train"
+    contain gold attention weights. Raises UserError if the corpus has no word alignments."""
     guided = split == "train" and config.training.guided_alignment > 0
     if guided and prepared.splits[split].alignments is None:
         raise UserError("training.guided_alignment: the training corpus has no word alignments (data.alignments)")
