@@ -1,7 +1,7 @@
-"""The user's parallel corpus: the demo, plain text, tables, datasets of the hub. Only preparation needs this.
+"""Reads the user's parallel corpus: the demo, plain text, tables, datasets of the hub. Only preparation uses this.
 
-`splits` gives the sources of each split that a configuration names. A source is read pair by pair, or in chunks that
-worker processes decode.
+`splits` returns the sources of each split of a configuration. A source is read pair by pair, or in chunks that worker
+processes decode.
 """
 
 import functools
@@ -20,7 +20,7 @@ from nmt.data import text as reading
 from nmt.data.tokenizer import LONE_SURROGATES
 from nmt.data.word_alignment import parse_pharaoh, words_of_line
 
-CHUNK, CHARACTERS = 10_000, 5_000_000  # pairs and characters (or bytes) of a chunk
+CHUNK, CHARACTERS = 10_000, 5_000_000  # limits of a chunk: pairs, and characters (bytes in text files)
 SAVED_DATASET = ("state.json", "dataset_dict.json")  # files that the library `datasets` writes
 
 
@@ -29,16 +29,16 @@ class Pair(NamedTuple):
 
     source: str
     target: str
-    alignment: str = ""  # Pharaoh format, if there is one
+    alignment: str = ""  # in Pharaoh format; empty if there is none
 
 
 class Source(ABC):
-    """Sentence pairs from one place, read anew at each iteration."""
+    """The sentence pairs of a file, table or dataset, read anew at each iteration."""
 
     name: str
-    unit = "row"  # that error messages count
-    files: Sequence[Path] = ()  # whose contents determine the pairs
-    tag = ""  # stands before each source sentence that is not blank, followed by a space
+    unit = "row"  # what the numbers of pairs count in messages, as in "row 3"
+    files: Sequence[Path] = ()  # the files whose contents determine the pairs
+    tag = ""  # put, with a space, before each source sentence that is not blank
     has_alignments = False
 
     @abstractmethod
@@ -46,7 +46,7 @@ class Source(ABC):
         """Read the pairs. Raises UserError that names file and line."""
 
     def chunks(self) -> Iterator["TextChunk | list[Pair]"]:
-        """Read the pairs in chunks of at most CHUNK pairs, or somewhat more than CHARACTERS characters."""
+        """Read the pairs in chunks. A chunk ends at CHUNK pairs, or at the pair with which it exceeds CHARACTERS."""
         chunk: list[Pair] = []
         size = 0
         for pair in self:
@@ -63,7 +63,7 @@ class Source(ABC):
         return sum(1 for _ in self)
 
 
-Splits = dict[str, list[Source]]  # train, validation and possibly test
+Splits = dict[str, list[Source]]  # the sources of "train", "validation" and possibly "test"
 
 
 class DemoPairs(Source):
@@ -94,12 +94,12 @@ class TextFiles(Source):
         return itertools.chain.from_iterable(self.chunks())
 
     def chunks(self) -> Iterator["TextChunk"]:
-        """Read the lines of all files. Raises UserError if their numbers differ."""
+        """Read the lines of all files in parallel. Raises UserError if the files have different numbers of lines."""
         first, rows, size = 1, list[tuple[bytes, ...]](), 0
         for row in itertools.zip_longest(*map(reading.raw_lines, self.files)):
             if None in row:
                 if rows:
-                    yield self._chunk(first, rows)  # first, since another format than text explains more
+                    yield self._chunk(first, rows)  # a file that is not text raises a better error when decoded
                 raise self._unequal()
             rows.append(row)
             size += len(row[0]) + len(row[1])
@@ -130,9 +130,9 @@ class TextFiles(Source):
 class TextChunk:
     """Consecutive lines of parallel text files, not yet decoded."""
 
-    paths: tuple[Path, ...]  # of sources, targets and possibly word alignments
-    first: int  # number of the first line
-    count: int
+    paths: tuple[Path, ...]  # files of the sources, targets and possibly word alignments
+    first: int  # number of the first line, from 1
+    count: int  # lines of each file
     content: tuple[bytes, ...]  # the lines of each file, with their ends
     tag: str
 
@@ -158,7 +158,7 @@ class Table(Source):
     """A table file with a column per language, or a dataset saved to a folder."""
 
     def __init__(self, path: Path, columns: tuple[str, ...], header: bool = True, tag: str = "") -> None:
-        """columns: of sources, targets and possibly word alignments. header: see reading.read_table."""
+        """`columns` names those of sources, targets and possibly word alignments; for `header` see `read_table`."""
         self.path, self.name, self.columns, self.header, self.tag = path, str(path), columns, header, tag
         self.has_alignments = len(columns) > 2  # noqa: PLR2004
         self.files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
@@ -181,7 +181,7 @@ class HubSplit(Source):
         datasets = reading.import_datasets()
         config = self.config
         if not reading.hub_answers(config.id):
-            datasets.config.HF_HUB_OFFLINE = True  # reads what was downloaded before
+            datasets.config.HF_HUB_OFFLINE = True  # `datasets` then reads what it downloaded before
         try:
             rows = datasets.load_dataset(config.id, config.name, split=self.split, revision=config.revision)
         except Exception as error:  # the hub's client raises many types
@@ -194,12 +194,12 @@ class HubSplit(Source):
 
 
 def count_pairs(sources: Iterable[Source]) -> int:
-    """Count the pairs of a split. Text is not decoded, so that its errors are not yet reported."""
+    """Count the pairs of a split. Does not decode text files, so that invalid text raises no error here."""
     return sum(source.count() for source in sources)
 
 
 def locate(sources: Iterable[Source], numbers: Sequence[int]) -> str:
-    """Say where pairs of a split, numbered from 1, are in the user's files: "corpus/train.en, lines 3, 17"."""
+    """Say where pairs of a split, numbered from 1, stand in the user's files, as in "corpus/train.en, lines 3, 17"."""
     places, start = [], 0
     for source in sources:
         count = source.count()
@@ -224,12 +224,12 @@ def _exists(prefix: Path, suffix: str) -> bool:
 
 
 def _tagged(tag: str, source: str) -> str:
-    """Put the tag before a source, unless that is blank."""
+    """Put the tag before a source sentence, unless the sentence is blank."""
     return source if reading.is_blank(source) else f"{tag} {source}"
 
 
 def _pairs(rows: Iterable[reading.Row], columns: tuple[str, ...]) -> Iterator[Pair]:
-    """Take pairs from table rows."""
+    """Read the pairs in the columns for source, target and possibly word alignment."""
     for location, row in rows:
         source, target, *links = (_cell(row, column, location) for column in columns)
         pair = Pair(source, target)
@@ -309,8 +309,8 @@ def _splits(config: schema.Data) -> Splits:
 
 
 def _check_alignments(suffix: str, result: Splits) -> None:
-    """Raise UserError if no split has word alignments, or only a part of a held-out split: AER would count the links of
-    the other part as wrong."""
+    """Raise UserError if no split has word alignments, or if only some sources of a held-out split have them: AER would
+    count all links in the other sources as wrong."""
     for split, sources in result.items():
         without = [source for source in sources if not source.has_alignments]
         if split != "train" and without and len(without) < len(sources):
@@ -332,7 +332,7 @@ def _sources(names: list[str], config: schema.Corpus, key: str, tag: str = "") -
 
 
 def _matches(name: str, config: schema.Corpus, key: str) -> list[str]:
-    """Return the tables and prefixes of plain text that match a pattern, sorted; another name stands for itself."""
+    """List the tables and prefixes of plain text that match a pattern, sorted; for any other name, only the name."""
     path = str(user_path(name))
     if not glob.has_magic(path) or Path(path).exists() or _exists(Path(path), config.source_lang):
         return [name]

@@ -1,4 +1,4 @@
-"""Lines and table rows of the user's files, with errors that name file and line."""
+"""Reads lines and table rows of the user's files. Errors name the file and the line."""
 
 import csv
 import gzip
@@ -17,19 +17,19 @@ from unicodedata import category
 from nmt.config.errors import UserError
 
 BOM = b"\xef\xbb\xbf"
-LINES, BLOCK = 1000, 2**20  # lines decoded at a time; bytes read at a time to count lines
-OTHER_FORMATS = {  # by their first bytes
+LINES, BLOCK = 1000, 2**20  # lines that are decoded at a time; bytes that are read at a time to count lines
+OTHER_FORMATS = {  # names of formats other than text, by the first bytes of a file
     b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"\x1f\x8b": "gzip", b"PAR1": "Parquet", b"PK\x03\x04": "zip",
 }  # fmt: skip
 TABLES = {".tsv": "tsv", ".csv": "csv", ".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 NO_HEADER = "data.header=false (columns are then numbered from 1: data.source_column=1 data.target_column=2)"
 
-INVISIBLE = {"Cc", "Cf", "Zl", "Zp", "Zs"}  # categories of Unicode
+INVISIBLE = {"Cc", "Cf", "Zl", "Zp", "Zs"}  # Unicode categories of characters that show nothing
 # Characters of other categories that show nothing: joiners, fillers, the empty Braille cell, variation selectors.
 SELECTORS = *range(0xFE00, 0xFE10), *range(0x180B, 0x1810), *range(0xE0100, 0xE01F0)
 FILLERS = {*"\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0", *map(chr, SELECTORS)}
 
-Row = tuple[str, dict[str, Any]]  # location such as "corpus.tsv, line 3", and the cells by column
+Row = tuple[str, dict[str, Any]]  # location such as "corpus.tsv, line 3"; cells by the name of their column
 csv.field_size_limit(sys.maxsize)  # sentences may be long
 log = logging.getLogger(__name__)
 
@@ -43,8 +43,8 @@ def read_corpus_lines(path: Path) -> Iterator[str]:
 
 
 def raw_lines(path: Path) -> Iterator[bytes]:
-    """Read the lines of a text file, plain or .gz, with their ends ("\n" only). Raises UserError, also for an empty
-    file."""
+    """Read the lines of a text file, plain or .gz, as bytes with their line ends. Only LF ends a line. Raises UserError
+    if the file cannot be read or is empty."""
     number = 0
     try:
         with open_text(path) as file:
@@ -58,7 +58,7 @@ def raw_lines(path: Path) -> Iterator[bytes]:
 
 
 def count_lines(path: Path) -> int:
-    """Count the lines of a text file, plain or .gz. Raises UserError."""
+    """Count the lines of a text file, plain or .gz. Raises UserError if it cannot be read."""
     count, end = 0, b"\n"
     try:
         with open_text(path) as file:
@@ -76,10 +76,10 @@ def open_text(path: Path) -> BinaryIO:
 
 
 def user_lines(name: str, lines: Iterable[bytes], strict: bool = True) -> Iterator[str]:
-    """Decode the lines of a file that the user names, without line ends and byte order mark. With strict=False, bytes
-    that are not UTF-8 become U+FFFD, with a warning.
+    """Decode the lines of a file that the user names, and remove line ends and byte order mark.
 
-    Raises UserError that starts with `name` for another format than text, and for invalid UTF-8 if strict.
+    Raises UserError, with a message that starts with `name`, if the file cannot be read, is not text, or is not UTF-8.
+    With strict=False, bytes that are not UTF-8 become U+FFFD, with a warning.
     """
     number = 0
     try:
@@ -104,12 +104,12 @@ def _not_utf8(name: str | Path, number: int, start: int) -> UserError:
 
 
 def is_blank(text: str) -> bool:
-    """Does the text hold no visible character: only spaces, control and formatting characters, fillers?"""
+    """Check whether a text has only spaces, control characters, formatting characters and fillers, or is empty."""
     return all(category(char) in INVISIBLE or char in FILLERS for char in text)
 
 
 def decode_corpus_lines(path: Path, first: int, content: bytes) -> list[str]:
-    """Decode consecutive lines of a file, without their line ends. `first`: the number of the first line.
+    """Decode consecutive lines of a file, and remove line ends. `first` is the number of the first line, from 1.
 
     Raises UserError for a line that is not UTF-8.
     """
@@ -128,7 +128,7 @@ def decode_corpus_lines(path: Path, first: int, content: bytes) -> list[str]:
 def _check_is_text(path: Path | str, line: bytes) -> None:
     """Raise UserError if the first line looks like another format than UTF-8 text."""
     name = next((name for magic, name in OTHER_FORMATS.items() if line.startswith(magic)), None)
-    # UTF-16 without a byte order mark: "a" is 61 00 or 00 61. A line of NUL alone is blank text.
+    # UTF-16 without a byte order mark has a NUL in each ASCII character. A line of NULs alone is blank text.
     if name is None and 3 * line.count(0) > len(line) > line.count(0):
         name = "UTF-16"
     if name is not None:
@@ -137,19 +137,19 @@ def _check_is_text(path: Path | str, line: bytes) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an exception's message, or its type."""
+    """Return the first line of an exception's message, or the name of its type if it has no message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def table_format(path: Path) -> str | None:
-    """Look up a file's name, with or without .gz, in TABLES."""
+    """Return the table format that the suffix of a file name stands for, before any .gz; None if it is no table."""
     suffixes = path.suffixes[:-1] if path.suffix == ".gz" else path.suffixes
     return TABLES.get(suffixes[-1]) if suffixes else None
 
 
 def read_table(path: Path, header: bool = True) -> Iterator[Row]:
     """Read the rows of a table, or of a dataset saved to a folder. With `header`, the first row of a .tsv or .csv names
-    the columns; otherwise their names are "1", "2", ... Raises UserError that names the broken line."""
+    the columns; otherwise the columns are named "1", "2", ... Raises UserError that names the broken line."""
     kind = "folder" if path.is_dir() else table_format(path)
     if not header and kind not in {"tsv", "csv"}:
         raise UserError(f"data.header=false: {path} names its columns itself; the option is for .tsv and .csv")
@@ -166,7 +166,7 @@ def read_table(path: Path, header: bool = True) -> Iterator[Row]:
 
 
 def _named(path: Path, rows: Iterator[tuple[int, list[str]]], has_header: bool) -> Iterator[Row]:
-    """Give each row the names of its columns."""
+    """Convert numbered rows of cells to rows with a location and named columns."""
     first = next(rows, (0, list[str]()))
     header = first[1] if has_header else [str(number) for number in range(1, 1 + len(first[1]))]
     if len(header) == 1:
@@ -198,7 +198,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _json_rows(path: Path) -> Iterator[Row]:
-    """Read the rows of JSON lines, or of one JSON array of objects."""
+    """Read the rows of a file of JSON lines, or of a file with one JSON array of objects."""
     for number, line in enumerate(read_corpus_lines(path), 1):
         location = f"{path}, line {number}"
         if number == 1 and line.lstrip().startswith("["):
@@ -251,7 +251,7 @@ def import_datasets() -> Any:  # noqa: ANN401
 
 @cache
 def hub_answers(dataset: str) -> bool:
-    """Is the Hugging Face hub reachable? Cached, because `datasets` itself retries for 24 seconds."""
+    """Check whether the Hugging Face hub can be reached: without it, `datasets` retries for 24 seconds. Cached."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
@@ -259,6 +259,6 @@ def hub_answers(dataset: str) -> bool:
         HfApi().dataset_info(dataset, timeout=10)
     except (HfHubHTTPError, HFValidationError):
         return True  # `datasets` will report this error
-    except Exception:  # many types, of several HTTP clients
+    except Exception:  # the HTTP clients of the hub raise many types
         return False
     return True
