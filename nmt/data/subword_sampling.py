@@ -16,17 +16,17 @@ from typing import Any, NamedTuple
 
 from nmt.data.word_alignment import WORD_START
 
-CACHED_WORDS, LONGEST_CACHED = 2**16, 32  # longer words are rare and take much memory
-NEVER = -math.inf  # score of a pair that is not merged
+CACHED_WORDS, LONGEST_CACHED = 2**16, 32  # words, characters: longer words are rare and take much memory
+NEVER = -math.inf  # score of a pair that must not be merged
 
 Ids = tuple[int, ...]
-Pieces = Any  # of a ModelProto: each has a text `piece`, a `score` and a `type`
+Pieces = Any  # the pieces of a SentencePiece ModelProto; each has a text `piece`, a `score` and a `type`
 Uniform = Callable[[], float]  # draws from [0, 1)
 
 
 def make_sampler(model: bytes) -> "Sampler | None":
-    """Make the sampler of a SentencePiece model; None for a word or character model, and for a BPE model with unused
-    pieces, which SentencePiece splits again in a way that depends on the rest of the line."""
+    """Make the sampler of a SentencePiece model. Word and character models have none (None), nor have BPE models with
+    unused pieces: SentencePiece splits such pieces again, in a way that depends on the rest of the line."""
     from sentencepiece import sentencepiece_model_pb2
 
     proto = sentencepiece_model_pb2.ModelProto.FromString(model)  # type: ignore[attr-defined]
@@ -38,7 +38,7 @@ def make_sampler(model: bytes) -> "Sampler | None":
 
 
 class Sampler(ABC):
-    """Splits a normalised line into words, samples a segmentation of each, and merges runs of unknown characters."""
+    """Splits a normalised line into words, samples a segmentation of each, and merges each run of unknown tokens."""
 
     def __init__(self, pieces: Pieces) -> None:
         def ids(kind: str) -> dict[str, int]:
@@ -47,20 +47,20 @@ class Sampler(ABC):
         self._ids, self._user = ids("NORMAL"), ids("USER_DEFINED")
         self._scores = {text: pieces[i].score for text, i in self._ids.items()}
         (self._unknown,) = ids("UNKNOWN").values()
-        byte_ids = ids("BYTE")  # all 256 or none
+        byte_ids = ids("BYTE")  # a model has all 256 byte pieces or none
         self._bytes = [byte_ids[f"<0x{byte:02X}>"] for byte in range(256)] if byte_ids else []
         self._units = re.compile(self._unit_pattern(), re.DOTALL).findall
 
     def _unit_pattern(self) -> str:
-        """Make a pattern of words and user-defined symbols. If pieces may contain spaces, the line is one word."""
+        """Return a pattern that matches a word or a user-defined symbol. If pieces contain spaces, a line is a word."""
         within = "." if any(WORD_START in piece[1:] for piece in self._ids) else f"[^{WORD_START}]"
         if not self._user:
             return f"{WORD_START}?{within}+|{WORD_START}"
-        user = "|".join(map(re.escape, sorted(self._user, key=len, reverse=True)))  # prefers the longest
+        user = "|".join(map(re.escape, sorted(self._user, key=len, reverse=True)))  # the longest match comes first
         return f"{user}|{WORD_START}?(?:(?!{user}){within})+|{WORD_START}"
 
     def draw(self, text: str, alpha: float, seed: int) -> list[int]:
-        """Segment a line, normalised by SentencePiece, into token ids without </s>."""
+        """Segment a line, which SentencePiece has normalised, into token ids without </s>."""
         ids = self._draw(self._units(text), alpha, Random(seed).random)
         if self._unknown not in ids:
             return ids
@@ -71,7 +71,7 @@ class Sampler(ABC):
         """Segment words and user-defined symbols into token ids."""
 
     def _symbol(self, text: str) -> Ids:
-        """Look up the id of a piece; of other text the ids of its bytes, or the unknown id."""
+        """Look up the id of a piece. For other text, return the ids of its bytes, or without them the unknown id."""
         piece = self._ids.get(text, self._user.get(text))
         if piece is not None:
             return (piece,)
@@ -82,12 +82,12 @@ class _Merged(NamedTuple):
     """A segmented word."""
 
     ids: Ids
-    attempts: int  # at merging a pair, successful or skipped
+    attempts: int  # number of pairs that were merged or skipped
 
 
 class BpeSampler(Sampler):
-    """BPE-dropout (Provilkov et al. 2020) as in SentencePiece: merges the pair with the best score, the leftmost among
-    equals. With probability alpha it skips the pair instead, until one of its symbols changes."""
+    """BPE-dropout (Provilkov et al. 2020) as in SentencePiece: repeatedly merges the pair of symbols with the best
+    score, or the leftmost of equals. With probability alpha it skips a pair until one of the two symbols changes."""
 
     def __init__(self, pieces: Pieces) -> None:
         super().__init__(pieces)
@@ -112,9 +112,10 @@ class BpeSampler(Sampler):
         return ids
 
     def _draw_long(self, unit: str, next_skip: float, gaps: Iterator[float]) -> tuple[_Merged, float]:
-        """Segment a long word once: all possible skips are drawn first.
+        """Segment a word that is too long for the cache -> the word, and the next skip after it.
 
-        There are fewer than 3 n attempts for n symbols: n - 1 pairs, and at most two new ones after each merge.
+        Draws all skips beforehand, so that the word is segmented only once. n symbols need fewer than 3 n attempts:
+        there are n - 1 pairs at first, and each merge makes at most two new pairs.
         """
         skips = {next_skip}
         while next_skip < 3 * len(unit):
@@ -124,7 +125,7 @@ class BpeSampler(Sampler):
         return word, min(attempt for attempt in skips if attempt >= word.attempts)
 
     def _merge(self, unit: str, skips: Collection[float]) -> _Merged:
-        """Segment a word, skipping these attempts."""
+        """Segment a word by merging pairs. `skips` holds the numbers, from 0, of the attempts that are skipped."""
         symbols = [unit] if unit in self._user else list(unit)
         score_of = self._scores.get
         scores = [score_of(left + right, NEVER) for left, right in itertools.pairwise(symbols)]
@@ -145,9 +146,9 @@ class BpeSampler(Sampler):
 
 
 def _gaps(alpha: float, uniform: Uniform) -> Iterator[float]:
-    """Draw the numbers of successful attempts between two skipped ones (geometric distribution).
+    """Yield how many merges succeed before each skip, drawn from a geometric distribution.
 
-    Drawing gaps is equivalent to drawing each attempt, and most words need no draw.
+    This is equivalent to one draw for each attempt, but most words need no draw.
     """
     if not alpha:
         yield math.inf
@@ -159,9 +160,9 @@ def _gaps(alpha: float, uniform: Uniform) -> Iterator[float]:
 class _Ending(NamedTuple):
     """The pieces that may end at a position of a word."""
 
-    cumulative: list[float]  # probabilities, without the last, which is 1
-    starts: list[int]
-    ids: list[Ids]
+    cumulative: list[float]  # cumulative probabilities of the pieces, without the last, which is 1
+    starts: list[int]  # position where each piece starts
+    ids: list[Ids]  # token ids of each piece, in reverse order
 
 
 class UnigramSampler(Sampler):
@@ -173,7 +174,7 @@ class UnigramSampler(Sampler):
     def __init__(self, pieces: Pieces) -> None:
         super().__init__(pieces)
         self._longest = max(map(len, self._ids), default=0)
-        self._unknown_score = min(self._scores.values(), default=0.0) - 10  # as in SentencePiece
+        self._unknown_score = min(self._scores.values(), default=0.0) - 10  # SentencePiece's score of unknown text
         self._cached = lru_cache(CACHED_WORDS)(self._endings)
 
     def _draw(self, units: list[str], alpha: float, uniform: Uniform) -> list[int]:
@@ -190,10 +191,10 @@ class UnigramSampler(Sampler):
         return ids
 
     def _endings(self, unit: str, alpha: float) -> list[_Ending]:
-        """Find the pieces that may end after each character. Their ids are reversed, as they are drawn backwards."""
+        """Find the pieces that may end after each character of a word. `_draw` uses them from the last to the first."""
         if unit in self._user:
             return [_Ending([], [0], [(self._user[unit],)])]
-        log_sums = [0.0]  # over all segmentations up to a position
+        log_sums = [0.0]  # log of the summed weights of all segmentations up to each position
         endings = []
         for end in range(1, len(unit) + 1):
             starts = [i for i in range(max(0, end - self._longest), end - 1) if unit[i:end] in self._scores]

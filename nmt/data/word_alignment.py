@@ -1,6 +1,6 @@
-"""Words of pieces and their alignments: Pharaoh notation, alignment error rate, links from attention weights.
+"""The words that pieces form, and their alignments: Pharaoh notation, alignment error rate, links from weights.
 
-A link is (source word, target word), both counted from 0. T target positions, S source positions.
+A link is (source word, target word), both counted from 0. Shapes: T target positions, S source positions.
 """
 
 import re
@@ -22,7 +22,7 @@ _PHARAOH_TOKEN = re.compile(r"([0-9]+)([-p])([0-9]+)")
 
 
 class AlignmentScores(NamedTuple):
-    """Fractions from 0 to 1; a lower `aer` is better."""
+    """Scores of word alignments, as fractions from 0 to 1. A lower `aer` is better."""
 
     aer: float
     precision: float
@@ -76,16 +76,16 @@ def alignment_error_rate(
 
 
 def words_of_line(line: str) -> list[str]:
-    """Split a line into the words that alignments count: at spaces, not at other white space as a no-break space."""
+    """Split a line at spaces into the words that alignments count. A no-break space does not separate words."""
     return [word for word in line.split(" ") if word]
 
 
 def words_of_pieces(pieces: Sequence[str]) -> list[int]:
     """Return the index of the word that each SentencePiece piece belongs to.
 
-    A word starts at the first piece, at each piece that begins with "▁", at "</s>" and after it. "<unk>" is a word of
-    its own, because SentencePiece decodes it with spaces around it. A lone "▁" belongs to the pieces that follow it. A
-    piece with "▁" inside stands for several unknown words and counts as the first of them.
+    A word starts at the first piece, at each piece that begins with "▁", at "</s>" and after it. "<unk>" is always
+    a whole word, because SentencePiece decodes it with spaces around it. A lone "▁" belongs to the pieces that follow.
+    A piece with "▁" inside stands for several unknown words and counts as the first of them.
     """
     words = [0] * bool(pieces)
     for previous, piece in pairwise(pieces):
@@ -96,10 +96,10 @@ def words_of_pieces(pieces: Sequence[str]) -> list[int]:
 
 
 def merge_to_words(weights: Weights, target_pieces: Sequence[str], source_pieces: Sequence[str]) -> Weights:
-    """Merge weights of pieces to weights of words: (T, S) -> (T, S).
+    """Merge weights between pieces to weights between words: (T, S) -> (target words, source words).
 
-    Sums over the pieces of a source word and averages over those of a target word (Clark et al. 2019), so that rows
-    keep their sum.
+    Sums over the pieces of a source word and averages over the pieces of a target word (Clark et al. 2019), so that
+    rows keep their sum.
     """
     assert weights.shape == (len(target_pieces), len(source_pieces))
     target, source = _membership(target_pieces), _membership(source_pieces)
@@ -108,7 +108,7 @@ def merge_to_words(weights: Weights, target_pieces: Sequence[str], source_pieces
 
 
 def words(pieces: Sequence[str]) -> list[str]:
-    """Return the text of the words that `merge_to_words` returns weights of."""
+    """Return the texts of the words that pieces form: the rows or columns of `merge_to_words`."""
     texts = [""] * (words_of_pieces(pieces)[-1] + 1 if pieces else 0)
     for word, piece in zip(words_of_pieces(pieces), pieces, strict=True):
         texts[word] += piece.replace(WORD_START, " ")
@@ -116,22 +116,22 @@ def words(pieces: Sequence[str]) -> list[str]:
 
 
 def _membership(pieces: Sequence[str]) -> NDArray[np.float64]:
-    """Mark which word each piece belongs to -> (pieces, words) of 0 and 1."""
+    """Mark the word that each piece belongs to -> (pieces, words), with 1 for the word and 0 elsewhere."""
     words = words_of_pieces(pieces)
     return np.eye(words[-1] + 1 if words else 0)[words]
 
 
 def hard_alignment(word_weights: Weights) -> set[Link]:
-    """Link each target word to the source word with the largest weight, the first of equals. Weights (T, S).
+    """Link each target word to the source word with the largest of its weights (T, S), or to the first of equal ones.
 
-    A row of zeros (monotonic attention past the end) has no link.
+    A target word without any weight gets no link, as when monotonic attention has read past the end.
     """
     argmax = word_weights.argmax(1)
     return {(int(argmax[target]), int(target)) for target in np.flatnonzero(word_weights.any(1))}
 
 
 def attention_to_links(weights: Weights, target_pieces: Sequence[str], source_pieces: Sequence[str]) -> set[Link]:
-    """Convert attention weights (T, S) of pieces, "</s>" last, to links between words.
+    """Convert attention weights (T, S) between pieces, where both sides end with "</s>", to links between words.
 
     A target word that attends most to the source's "</s>" stays unaligned, and so does the target's "</s>".
     """
