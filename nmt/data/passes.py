@@ -1,8 +1,8 @@
 """The two passes over the splits of a corpus.
 
 `read_corpus` reads the user's files, drops empty training pairs, writes the others to temporary files (SPLIT.raw) and
-trains the tokenizers on them. `encode_split` encodes what is in such a file, drops training pairs by length, and writes
-the files that `prepared.Split` reads. Worker processes take chunks; results come in the order of the corpus.
+trains the tokenizers on them. `encode_split` encodes the pairs of such a file, drops training pairs by length, and
+writes the files that `prepared.Split` reads. Worker processes take chunks; results come in the order of the corpus.
 """
 
 import hashlib
@@ -31,14 +31,14 @@ from nmt.system.processes import Workers
 
 log = logging.getLogger(__name__)
 
-READ_IN_MAIN, ENCODE_IN_MAIN = 16, 4  # chunks that the main process takes before it starts workers
-MAX_HELD_OUT = 5_000  # tokens of a held-out sentence, so that the attention of its batch fits in memory
-MAX_EXAMPLES = 3  # pairs named in a warning
-OVERLAPS = {  # counted in each held-out split: the largest share without a warning, and the warning
+READ_IN_MAIN, ENCODE_IN_MAIN = 16, 4  # chunks that the main process handles before it starts workers
+MAX_HELD_OUT = 5_000  # most tokens of a held-out sentence: the attention weights of its batch must fit in memory
+MAX_EXAMPLES = 3  # most pairs that a warning names
+OVERLAPS = {  # counts of pairs in each held-out split: the largest share without a warning, and its text
     "sources_in_train": (0.1, "have a source that is also in train"),
     "pairs_in_train": (0.01, "are also in train"),
 }
-BLANK = {  # sides of held-out pairs, and the warning
+BLANK = {  # the warning about held-out pairs that lack text on a side
     "sources": "have no source text; nothing is translated there",
     "references": "have no reference text; no translation of them can match",
 }
@@ -50,12 +50,12 @@ Report = dict[str, Any]
 
 
 class RawChunk(NamedTuple):
-    """Consecutive pairs in the temporary file of a split: three lines a pair (source, target, word alignment)."""
+    """Consecutive pairs in the temporary file of a split: each has three lines (source, target, word alignment)."""
 
     path: Path
-    start: int  # bytes
-    size: int
-    pairs: int
+    start: int  # offset of the chunk in the file, in bytes
+    size: int  # bytes
+    pairs: int  # number of pairs
 
     def columns(self) -> list[list[str]]:
         """Read the sources, the targets and the word alignments."""
@@ -70,10 +70,9 @@ class RawSplit:
     """The usable pairs of a split."""
 
     chunks: list[RawChunk] = field(default_factory=list)
-    read: int = 0  # pairs, usable or not
-    blank: dict[str, list[int]] = field(
-        default_factory=lambda: {side: [] for side in BLANK}
-    )  # numbers of pairs, from 1
+    read: int = 0  # number of pairs read, usable or not
+    # The numbers, from 1, of the held-out pairs that lack text on a side.
+    blank: dict[str, list[int]] = field(default_factory=lambda: {side: [] for side in BLANK})
 
     def __len__(self) -> int:
         return sum(chunk.pairs for chunk in self.chunks)
@@ -92,7 +91,7 @@ def read_corpus(
     overlap = Overlap()
     raw = {
         name: _read_split(name, splits[name], working / f"{name}.raw", workers, overlap)
-        for name in sorted(splits, key=lambda name: name == "train")  # last
+        for name in sorted(splits, key=lambda name: name == "train")  # train last, as `Overlap` needs
     }
     log.info("tokenizer: %s", tokenizer.kind)
     source_lines, target_lines = tokenizer_lines(raw["train"], tokenizer)
@@ -138,14 +137,14 @@ def _read_split(name: str, sources: list[Source], path: Path, workers: Workers, 
 
 
 class _ReadChunk(NamedTuple):
-    raw: bytes
-    read: int  # pairs, usable or not
-    hashes: Array  # int64 (N, 2) of the sources and of the pairs, equal in all processes
-    blank: dict[str, list[int]]  # indices of pairs without a text on a side, by side
+    raw: bytes  # the usable pairs in the format of `RawChunk`
+    read: int  # number of pairs read, usable or not
+    hashes: Array  # int64 (N, 2): hashes of the source and of the whole pair, the same in all processes
+    blank: dict[str, list[int]]  # indices, in the chunk, of the pairs that lack text on a side
 
 
 def _read_chunk(chunk: TextChunk | list[Pair], train: bool) -> _ReadChunk:
-    """Drop training pairs with an empty side; held-out pairs are all translated and scored."""
+    """Drop training pairs with a blank side. Held-out pairs are kept, because all of them are translated and scored."""
     pairs = list(chunk)
     usable = [pair for pair in pairs if not (train and (is_blank(pair.source) or is_blank(pair.target)))]
     digests = [_digest(text) for pair in usable for text in (pair.source, f"{pair.source}\n{pair.target}")]
@@ -165,15 +164,15 @@ def _digest(text: str) -> bytes:
 
 
 class Overlap:
-    """Finds held-out sources and pairs that train contains too, by their hashes. Train is added last."""
+    """Finds, by hashes, the held-out sources and pairs that are also in train. Train must be added last."""
 
     def __init__(self) -> None:
-        self.held_out: dict[str, list[Array]] = {}  # hashes (N, 2) of each chunk
-        self._wanted: set[int] | None = None  # hashes of all held-out splits
+        self.held_out: dict[str, list[Array]] = {}  # hashes (N, 2) of each chunk, by split
+        self._wanted: set[int] | None = None  # the hashes of all held-out splits
         self._in_train: set[int] = set()
 
     def add(self, name: str, hashes: Array) -> None:
-        """Add the next pairs of a split: int64 (N, 2)."""
+        """Add the hashes, int64 (N, 2), of the next N pairs of a split."""
         if name != "train":
             self.held_out.setdefault(name, []).append(hashes)
             return
@@ -184,14 +183,15 @@ class Overlap:
         self._in_train |= self._wanted.intersection(hashes.ravel().tolist())
 
     def numbers(self, name: str, column: int) -> list[int]:
-        """Return the numbers, from 1, of the pairs of a held-out split whose hash of this column is in train."""
+        """Return the numbers, from 1, of the held-out pairs whose source (column 0) or whole pair (1) is in train."""
         hashes = np.concatenate(self.held_out[name])[:, column].tolist()
         return [number for number, value in enumerate(hashes, 1) if value in self._in_train]
 
 
 def tokenizer_lines(train: RawSplit, tokenizer: schema.TokenizerConfig) -> list[Callable[[], Iterator[str]]]:
-    """Draw the lines that the tokenizers are trained on: at most max_train_lines, of both sides together if they share
-    one tokenizer. Returns functions that read the sources and the targets, in the order of the corpus."""
+    """Draw the lines that the tokenizers are trained on: at most `max_train_lines` for each tokenizer, thus of both
+    sides together if they share one. Returns two functions: they read the drawn sources, and the drawn targets, in the
+    order of the corpus."""
     if isinstance(tokenizer, schema.FileTokenizer):
         return [lambda: iter(()), lambda: iter(())]
     rng, pairs = np.random.default_rng(SAMPLE_SEED), len(train)
@@ -218,7 +218,7 @@ def _read_lines(chunks: list[RawChunk], side: int, mask: Array) -> Iterator[str]
 def encode_split(
     name: str, raw: RawSplit, sources: list[Source], working: Path, lowercase: bool, data: schema.Data, workers: Workers
 ) -> Report:
-    """Encode the usable pairs of a split, and write them to `working`, where the tokenizers are.
+    """Encode the usable pairs of a split with the tokenizers in `working`, and write them there.
 
     Returns the split's part of the corpus report. Raises UserError for a held-out sentence that is too long.
     """
@@ -255,29 +255,29 @@ def encode_split(
 
 
 class EncodedSide(NamedTuple):
-    """N encoded sentences."""
+    """N encoded sentences of one language."""
 
-    ids: Array  # of all sentences, each with </s>
-    lengths: Array  # (N,) tokens
-    text: bytes
-    sizes: Array  # (N,) bytes
-    unknown: int  # tokens
+    ids: Array  # token ids of all sentences in a row; each sentence ends with </s>
+    lengths: Array  # (N,) tokens of each sentence
+    text: bytes  # UTF-8 of all sentences in a row
+    sizes: Array  # (N,) bytes of each sentence
+    unknown: int  # number of unknown tokens
 
 
 class EncodedChunk(NamedTuple):
-    """The pairs of a chunk that are kept, and the number of others by reason."""
+    """The pairs of a chunk that are kept, and the number of dropped pairs by reason."""
 
     sides: list[EncodedSide]
     alignments: list[str]
     dropped: dict[str, int]
-    too_long: tuple[int, int] | None  # index of the first held-out pair that is too long, and its tokens
+    too_long: tuple[int, int] | None  # index and tokens of the first held-out pair that is too long
 
 
 class Encoder:
-    """Encodes chunks of usable pairs. Each process loads the tokenizers when it needs them first."""
+    """Encodes chunks of usable pairs. Each process loads the tokenizers at its first chunk."""
 
     def __init__(self, directory: Path, lowercase: bool, limits: tuple[int, float | None] | None) -> None:
-        """limits: max_length and max_ratio of training pairs; None for a held-out split."""
+        """`limits` holds max_length and max_ratio for training pairs; it is None for a held-out split."""
         self._directory, self._lowercase, self._limits = directory, lowercase, limits
 
     def __call__(self, chunk: RawChunk) -> EncodedChunk:
@@ -306,10 +306,10 @@ class Encoder:
 
 
 def _filter(lengths: Array, max_length: int, max_ratio: float | None) -> tuple[Array, dict[str, int]]:
-    """Choose the training pairs to keep, and count the others by reason. Lengths (2, N) include </s>."""
+    """Choose the training pairs to keep, and count the dropped pairs by reason. Lengths (2, N) include </s>."""
     shortest, longest = lengths.min(axis=0), lengths.max(axis=0)
     reasons = {
-        "empty": shortest == 1,  # nothing that the tokenizer can see, such as a zero-width space
+        "empty": shortest == 1,  # a side is </s> alone: the tokenizer ignores text such as a zero-width space
         "too_long": longest > max_length,
         "ratio": longest > (np.inf if max_ratio is None else max_ratio) * shortest,
     }
@@ -350,7 +350,7 @@ class SideWriter:
 
 
 class OffsetsWriter:
-    """Writes an .npy file of offsets (N + 1,): where each of N parts begins, and where the last one ends."""
+    """Writes an .npy file of offsets (N + 1,): the start of each of N sentences, and the end of the last sentence."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb")
@@ -367,14 +367,14 @@ class OffsetsWriter:
             self._write_header()
 
     def append(self, lengths: Array) -> None:
-        """Write the ends of parts with these lengths."""
+        """Write the ends of the next sentences, which have these lengths."""
         ends = self._end + np.cumsum(lengths, dtype=OFFSETS)
         self._file.write(ends.tobytes())
         self._count += len(ends)
         self._end = int(ends[-1]) if len(ends) else self._end
 
     def _write_header(self) -> None:
-        """Write NumPy's header. Its size does not depend on the number of parts."""
+        """Write NumPy's header. Its size does not depend on the number of sentences."""
         header = {"descr": OFFSETS.str, "fortran_order": False, "shape": (self._count + 1,)}
-        # Not the file itself: NumPy would write with C functions, whose errors do not mention a full disk.
+        # NumPy gets only `write`: it writes to real files by C functions, whose errors do not mention a full disk.
         np.lib.format.write_array_header_1_0(SimpleNamespace(write=self._file.write), header)

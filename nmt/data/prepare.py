@@ -1,7 +1,7 @@
-"""Prepare a corpus once: read and filter it, train the tokenizers, encode it, and keep the result by its content.
+"""Prepares a corpus once: reads and filters it, trains the tokenizers, encodes it, and keeps the result in a cache.
 
-The passes (`passes.py`) write to a working folder, CACHE/.FINGERPRINT.part. It is renamed to CACHE/FINGERPRINT, which
-`prepared.py` opens, when it is complete: a preparation that is killed starts again.
+The passes (`passes.py`) write to a working folder, CACHE/.FINGERPRINT.part. When the folder is complete, it is renamed
+to CACHE/FINGERPRINT, which `prepared.py` opens. A preparation that was killed starts from the beginning.
 """
 
 import fcntl
@@ -26,22 +26,22 @@ from nmt.system.processes import Workers
 
 log = logging.getLogger(__name__)
 
-THREADS = 4  # that hash files
-_NOT_IN_FINGERPRINT: Any = {  # paths, and what does not change the prepared corpus
+THREADS = 4  # threads that hash files
+_NOT_IN_FINGERPRINT: Any = {  # keys of `data` that do not change the prepared corpus; paths, since file contents count
     **dict.fromkeys(("cache_dir", "workers", "train", "validation", "test", "path", "extra"), True),
     "corpora": {"__all__": {"train", "validation", "test"}},
 }
 
 
 def prepare(data: schema.Data, tokenizer: schema.TokenizerConfig) -> Prepared:
-    """Prepare a corpus, or open it in the cache if this content was prepared before. Raises UserError."""
+    """Open the prepared corpus in the cache; prepare it first if the cache lacks it. Raises UserError."""
     fingerprint = fingerprint_of(data, tokenizer)
     directory = _directory(data, fingerprint)
     prepared = _from_cache(directory)
     if prepared is not None:
         log.info("corpus: prepared before, %s", directory)
         if isinstance(tokenizer, schema.FileTokenizer):
-            check_sampling(tokenizer, prepared.tokenizers)  # which is not part of the fingerprint
+            check_sampling(tokenizer, prepared.tokenizers)  # sampling is not part of the fingerprint
         return prepared
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
@@ -54,12 +54,12 @@ def prepare(data: schema.Data, tokenizer: schema.TokenizerConfig) -> Prepared:
                 log.warning("corpus: %s is incomplete; preparing it again", directory)
                 shutil.rmtree(directory)
             working = directory.with_name(f".{directory.name}.part")
-            shutil.rmtree(working, ignore_errors=True)  # of a preparation that was killed
+            shutil.rmtree(working, ignore_errors=True)  # left by a preparation that was killed
             try:
                 with named_errors(directory.parent):
                     working.mkdir()
                     _prepare(data, tokenizer, fingerprint, working)
-                    working.rename(directory)  # all or nothing
+                    working.rename(directory)  # so that the cache never holds a part of a corpus
             finally:
                 shutil.rmtree(working, ignore_errors=True)
             prepared = Prepared(directory)
@@ -67,7 +67,7 @@ def prepare(data: schema.Data, tokenizer: schema.TokenizerConfig) -> Prepared:
 
 
 def is_prepared(data: schema.Data, fingerprint: str) -> bool:
-    """Is the corpus with this fingerprint in the cache?"""
+    """Check whether the cache holds the corpus with this fingerprint."""
     return _from_cache(_directory(data, fingerprint)) is not None
 
 
@@ -101,7 +101,7 @@ def fingerprint_of(data: schema.Data, tokenizer: schema.TokenizerConfig) -> str:
 
 
 def _digest_of_files(paths: Sequence[Path], start: bytes = b"") -> str:
-    """Compute the SHA-256 of bytes and of the SHA-256 of each file."""
+    """Compute the SHA-256 of `start`, followed by the SHA-256 of each file."""
     digest = hashlib.sha256(start)
     with ThreadPoolExecutor(THREADS) as pool:  # hashing releases the interpreter's lock
         for value in pool.map(_digest_of_file, paths):
@@ -140,7 +140,7 @@ def _prepare(data: schema.Data, tokenizer: schema.TokenizerConfig, fingerprint: 
         "vocabulary": [side.vocab_size for side in Tokenizers.load(working, tokenizer.lowercase)],
         "splits": reports,
         "warnings": warnings,
-        # What a model is trained on: tokenizers, token ids and word alignments.
+        # The digest of what a model is trained on: tokenizers, token ids and word alignments.
         "content": _digest_of_files(
             sorted([*working.glob("*.model"), *working.glob("*.ids"), *working.glob("train.alignments")])
         ),
@@ -150,8 +150,8 @@ def _prepare(data: schema.Data, tokenizer: schema.TokenizerConfig, fingerprint: 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock: the jobs of a sweep wait until the first one has prepared their corpus."""
-    with path.open("ab") as lock:  # the file stays; closing it releases the lock, also after a kill
+    """Hold an exclusive lock, so that the jobs of a sweep wait until one of them has prepared the corpus."""
+    with path.open("ab") as lock:  # the file is kept; closing it releases the lock, also when the process is killed
         if not try_lock(lock.fileno(), path):
             log.info("corpus: another process is preparing it, waiting")
             fcntl.flock(lock, fcntl.LOCK_EX)
