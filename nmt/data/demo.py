@@ -21,7 +21,7 @@ from typing import NamedTuple, Self, TypeVar
 import yaml
 
 VERSION = 1  # part of the cache fingerprint: increase it when the text generated for a seed changes
-MIN_WORDS, MAX_WORDS = 4, 45  # of an English sentence, with the full stop
+MIN_WORDS, MAX_WORDS = 4, 45  # words of an English sentence, counting the full stop
 CLAUSES, CLAUSE_WEIGHTS = (1, 2, 3, 4), (68, 15, 10, 7)
 TENSES = ("present", "past", "future")
 ANIMATE = ("person", "animal")
@@ -58,7 +58,7 @@ def phrase(english: str, french: str, links: str = "0-0", feminine: bool = False
 
 
 def join(phrases: Sequence[Phrase], order: Sequence[int] | None = None) -> Phrase:
-    """Concatenate phrases: the English words in this order, the French ones in `order` (default: the same)."""
+    """Concatenate phrases. `order` holds their indices in French; by default French keeps the English order."""
     starts = [0]
     for part in phrases:
         starts.append(starts[-1] + len(part.english))
@@ -77,7 +77,7 @@ def starts_with_vowel(french: str) -> bool:
 def spell(sentence: Phrase) -> Phrase:
     """Apply French elision ("le" before a vowel -> "l'") and contraction ("de le" -> "du")."""
     words: list[str] = []
-    positions: list[int] = []  # in `words`, of each original word
+    positions: list[int] = []  # index in `words` of each original word
     for word, following in zip(sentence.french, (*sentence.french[1:], "."), strict=True):
         spelled = BEFORE_VOWEL.get(word, word) if starts_with_vowel(following) else word
         if words and (words[-1], spelled) in CONTRACTIONS:
@@ -104,11 +104,11 @@ class Noun(NamedTuple):
 
 class Adjective(NamedTuple):
     order: str  # size (before the French noun), quality or origin (after it)
-    kinds: tuple[str, ...]  # of nouns it may describe
+    kinds: tuple[str, ...]  # kinds of nouns that it may describe
     english: str
     masculine: str
     feminine: str
-    before_vowel: str  # masculine singular: "vieil homme"
+    before_vowel: str  # masculine singular before a vowel, as in "vieil homme"
 
     @classmethod
     def parse(cls, order: str, kinds: str, forms: str) -> Self:
@@ -116,7 +116,7 @@ class Adjective(NamedTuple):
         return cls(order, tuple(kinds.split()), english, masculine, feminine, *(before_vowel or [masculine]))
 
     def agreeing(self, head: Phrase) -> Phrase:
-        """Inflect for the noun phrase `head`."""
+        """Inflect the adjective to agree with the noun phrase `head`."""
         if not (head.feminine or head.plural) and starts_with_vowel(head.french[0]):
             return phrase(self.english, self.before_vowel)
         return phrase(self.english, agree(self.masculine, self.feminine, head.feminine, head.plural))
@@ -135,7 +135,7 @@ class Determiner(NamedTuple):
         return cls(int(weight), number == "plural", tuple(roles.split()), *forms.split("/"))
 
     def agreeing(self, head: Phrase, before_adjective: bool) -> Phrase:
-        """Inflect for the noun phrase `head`."""
+        """Inflect the determiner to agree with the noun phrase `head`."""
         french = self.feminine if head.feminine else self.masculine
         if french == "des" and before_adjective:
             french = "de"  # "de petits chats"
@@ -145,8 +145,8 @@ class Determiner(NamedTuple):
 class Verb(NamedTuple):
     english: tuple[str, ...]  # base, third person singular, past
     french: tuple[str, ...]  # present singular, present plural, participle, infinitive, future singular
-    takes: tuple[str, ...]  # kinds of objects, or groups of prepositions
-    etre: bool  # whether its past takes "être", so that the participle agrees with the subject
+    takes: tuple[str, ...]  # kinds of its objects if it is transitive, otherwise groups of its prepositions
+    etre: bool  # whether its past takes "être"; then its participle agrees with the subject
 
     @classmethod
     def parse(cls, english: str, french: str, takes: str, auxiliary: str = "avoir") -> Self:
@@ -155,7 +155,7 @@ class Verb(NamedTuple):
 
 
 class VerbGroup(NamedTuple):
-    """Templates of both sides, whose fields are forms of a verb."""
+    """The templates of a verb group in both languages. Their fields in braces are forms of a verb."""
 
     weight: int
     tense: str
@@ -194,7 +194,7 @@ def agree(masculine: str, feminine: str, is_feminine: bool, is_plural: bool) -> 
 
 
 def inflect(verb: Verb, feminine: bool, plural: bool) -> tuple[dict[str, str], dict[str, str]]:
-    """Fill the English and French fields of a `VerbGroup`, for a subject in the third person."""
+    """Return values for the English and the French fields of a `VerbGroup`, for a subject in the third person."""
     base, third, past = verb.english
     singular, plural_form, participle, infinitive, future = verb.french
     if verb.etre:
@@ -211,7 +211,7 @@ def inflect(verb: Verb, feminine: bool, plural: bool) -> tuple[dict[str, str], d
     return english, french
 
 
-COPULAS = {  # forms of "to be", by number of the subject
+COPULAS = {  # English and French forms of "to be", by whether the subject is plural
     False: ({"present": "is", "past": "was"}, {"present": "est", "past": "était", "future": "sera"}),
     True: ({"present": "are", "past": "were"}, {"present": "sont", "past": "étaient", "future": "seront"}),
 }
@@ -245,7 +245,7 @@ class Lexicon:
         self.names = [phrase(name, name, feminine=gender == "f") for name, gender in tables["names"]]
         self.pronouns = [phrase(*words, feminine=gender == "f") for *words, gender in tables["pronouns"]]
         self.connectives = [phrase(*words) for words in tables["connectives"]]
-        self.reports: dict[bool, list[Phrase]] = {False: [], True: []}  # whether the subject is plural
+        self.reports: dict[bool, list[Phrase]] = {False: [], True: []}  # by whether the subject is plural
         for number, english, french in tables["reports"]:
             self.reports[number == "plural"].append(phrase(f"{english} that", f"{french} que", "0-0 1-1"))
 
@@ -254,7 +254,7 @@ class Lexicon:
         return [adjective for adjective in self.adjectives if kind in adjective.kinds and adjective.order in orders]
 
     def determiners_for(self, role: str) -> list[Determiner]:
-        """Select the determiners that may stand in this role."""
+        """Select the determiners for a role, which is a letter that demo_words.yaml explains."""
         return [determiner for determiner in self.determiners if role in determiner.roles]
 
 
@@ -262,7 +262,7 @@ Weighted = TypeVar("Weighted", Determiner, VerbGroup)
 
 
 class DemoSplits(NamedTuple):
-    """Triples of English, French and their gold alignment in Pharaoh format."""
+    """The pairs of each split: triples of English, French and the gold alignment in Pharaoh format."""
 
     train: list[tuple[str, str, str]]
     validation: list[tuple[str, str, str]]
@@ -270,7 +270,7 @@ class DemoSplits(NamedTuple):
 
 
 def generate(train_size: int, validation_size: int, test_size: int, seed: int) -> DemoSplits:
-    """Generate sentence pairs without repeating an English sentence. A larger `train_size` only appends pairs."""
+    """Generate sentence pairs without repeating an English sentence. A larger `train_size` only adds pairs at the end."""
     grammar = Grammar(random.Random(seed))
     seen: set[str] = set()
 
@@ -326,7 +326,7 @@ class Grammar:
 
     def intransitive(self, compound: bool) -> Phrase:
         verb = self.rng.choice(self.words.intransitive)
-        # After "être" the participle agrees with the subject, so no relative clause stands between them.
+        # After "être" the participle agrees with the subject, so no relative clause stands between the two.
         subject = self.subject(compound, relative=not verb.etre and self.chance(0.2))
         group, words = self.verb_group(verb, subject)
         parts = [subject, words]
@@ -335,7 +335,7 @@ class Grammar:
         return self.timed(parts, group)
 
     def timed(self, parts: list[Phrase], group: VerbGroup) -> Phrase:
-        """Join the parts, sometimes with a time, which ends the English clause and starts the French one."""
+        """Join the parts of a clause, sometimes with a time, which ends English clauses and starts French clauses."""
         if not self.chance(0.2):
             return join(parts)
         time = self.rng.choice(self.words.times[group.tense])
@@ -401,8 +401,8 @@ class Grammar:
     def noun_phrase(self, kind: str, role: str, relative: bool = False) -> Phrase:
         """Draw determiner, adjectives and noun, sometimes with a relative clause or an owner.
 
-        English orders adjectives by size, quality, origin. French puts size before the noun and the others after it,
-        in reverse order.
+        English orders adjectives by size, quality, origin. French puts size before the noun, and origin, then quality
+        after it.
         """
         if kind == "institution":
             return self.institution()
@@ -425,7 +425,7 @@ class Grammar:
         return words._replace(feminine=head.feminine, plural=head.plural)
 
     def action(self, subject: Phrase) -> Phrase:
-        """Draw the verb phrase of a relative clause with this subject."""
+        """Draw the verb phrase of a relative clause about this subject, such as "sees the cat"."""
         if self.chance(0.7):
             verb = self.rng.choice(self.words.transitive)
             group, words = self.verb_group(verb, subject)
@@ -435,7 +435,7 @@ class Grammar:
         return join([words, self.prepositional(self.rng.choice(verb.takes))])
 
     def adjectives(self, kind: str, order: str, probability: float) -> list[Adjective]:
-        """Draw at most one adjective of an order."""
+        """Draw one adjective of an order such as "size" with this probability; otherwise none."""
         if not self.chance(probability):
             return []
         fitting = self.words.fitting_adjectives(kind, order)
@@ -445,7 +445,7 @@ class Grammar:
         return self.rng.choice((self.name, self.institution, lambda: self.noun_phrase("person", "d")))()
 
     def relative(self, kind: str, head: Phrase) -> Phrase:
-        """Draw "who sees the cat", "which is red", "whom / that the king sees" or "where the king sleeps"."""
+        """Draw a clause such as "who sees the cat", "which is red", "whom the king sees", "where the king sleeps"."""
         if kind == "place" and self.chance(0.4):
             subject = self.subject(compound=False, relative=False)
             _, words = self.verb_group(self.rng.choice(self.words.intransitive), subject)
@@ -457,7 +457,7 @@ class Grammar:
         if not verbs or self.chance(0.25):
             return join([who, self.predicate(kind, head)])
         subject = self.subject(compound=False, relative=False)
-        # Not in the past, whose participle would agree with the noun before "que".
+        # The past is left out: its participle would have to agree with the noun before "que".
         _, words = self.verb_group(self.rng.choice(verbs), subject, tenses=("present", "future"))
         return join([phrase("whom" if kind == "person" else "that", "que"), subject, words])
 
