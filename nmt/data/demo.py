@@ -270,7 +270,7 @@ class DemoSplits(NamedTuple):
 
 
 def generate(train_size: int, validation_size: int, test_size: int, seed: int) -> DemoSplits:
-    """Generate sentence pairs without repeating an English sentence. A larger `train_size` only adds pairs at the end."""
+    """Generate sentence pairs without repeating an English sentence. A larger `train_size` only appends pairs."""
     grammar = Grammar(random.Random(seed))
     seen: set[str] = set()
 
