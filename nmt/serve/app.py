@@ -1,4 +1,4 @@
-"""The service over HTTP: its interface under /v1, health, figures and the page."""
+"""The service over HTTP: the calls under /v1, a health check, figures for Prometheus, and the page."""
 
 from importlib.metadata import version
 from pathlib import Path
@@ -27,16 +27,16 @@ from nmt.serve.server import Guard, Rules
 from nmt.serve.service import Service
 
 STATIC = Path(__file__).parent / "static"
-MAX_MESSAGE = 500  # characters
+MAX_MESSAGE = 500  # characters of an error message
 
 
 def application(service: Service, rules: Rules, log_requests: bool = False) -> ASGIApp:
-    """Make the ASGI application of a service."""
+    """Make the ASGI application of a service, with the guard in front that enforces the rules."""
     app = FastAPI(
         title="nmt-serve",
         version=version(DISTRIBUTION),
         description="Translations by recurrent models, and what they attend to.",
-        docs_url=None,  # FastAPI's pages load scripts from other sites
+        docs_url=None,  # FastAPI's documentation pages load scripts from other sites
         redoc_url=None,
         openapi_url="/v1/openapi.json",
     )
@@ -60,7 +60,7 @@ def _add_calls(app: FastAPI, service: Service) -> None:
     async def models() -> Response:
         return _json(service.describe())
 
-    @app.head("/healthz", include_in_schema=False)  # for load balancers
+    @app.head("/healthz", include_in_schema=False)  # load balancers may send HEAD
     @app.get("/healthz", summary="Whether the service is up")
     async def healthz() -> dict[str, str]:
         return {"status": "ok"}
@@ -83,7 +83,7 @@ def _add_page(app: FastAPI) -> None:
 
 
 def _add_handlers(app: FastAPI) -> None:
-    """Answer every problem with its status and one line of JSON."""
+    """Answer every error with its HTTP status and a JSON object whose `error` is one line."""
 
     def problem(status: int, message: str, headers: Any = None) -> JSONResponse:  # noqa: ANN401
         line = printable(" ".join(message.split()))[:MAX_MESSAGE]

@@ -1,4 +1,4 @@
-"""Requests and answers of the service. The descriptions appear in its OpenAPI document."""
+"""The requests and answers of the service. The descriptions of the fields appear in its OpenAPI document."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -7,12 +7,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from nmt.config.schema.training import BeamSize, LengthExponent, LengthPenalty
 
-MAX_CHARACTERS = 1_000_000  # of one text; the limit on bytes is usually lower
+MAX_CHARACTERS = 1_000_000  # characters of one text; the limit on the bytes of a body is usually reached earlier
 
 Text = Annotated[str, Field(max_length=MAX_CHARACTERS)]
 Piece = Annotated[Text, Field(min_length=1, max_length=1000)]
 Weight = Annotated[float, Field(ge=0.0, le=1.001)]
-Step = Annotated[int, Field(ge=0, le=100_000, strict=False)]  # keys of JSON are strings
+Step = Annotated[int, Field(ge=0, le=100_000, strict=False)]  # not strict, because the keys of JSON objects are strings
 Attend = dict[Step, Annotated[int, Field(ge=0, le=100_000)] | list[Weight]]
 
 
@@ -23,19 +23,19 @@ class Message(BaseModel):
 
 
 class SearchSettings(Message):
-    """Values of the search; those of the run by default."""
+    """Settings of the search. A setting that is null has the value of the run's configuration."""
 
     beam_size: BeamSize | None = None
     length_penalty: LengthPenalty | None = None
     alpha: LengthExponent | None = None
 
     def values(self) -> dict[str, Any]:
-        """Collect the values that are set, by their keys in the section `search` of a configuration."""
+        """Collect the settings that are not null, by their keys in the section `search` of a configuration."""
         return self.model_dump(include=set(SearchSettings.model_fields), exclude_none=True)
 
 
 class TranslateRequest(SearchSettings):
-    """Texts to translate, or to score with their translations."""
+    """Texts to translate, or texts whose given translations are scored."""
 
     text: Text | list[Text] = Field(description="a line or several; each is translated by itself")
     model: str | None = Field(None, description="a name of /v1/models; null: the default")
@@ -52,7 +52,7 @@ class TranslateRequest(SearchSettings):
 
 
 class ScoredText(Message):
-    """A translation."""
+    """A translation with its score and token probabilities."""
 
     text: str
     score: float = Field(description="log_prob divided by the length penalty, plus a coverage penalty")
@@ -64,7 +64,7 @@ class ScoredText(Message):
 
 
 class TreeNode(Message):
-    """A candidate of a step of beam search."""
+    """A candidate at one step of a beam search."""
 
     parent: int | None = Field(description="index among the previous step's candidates; null at the first step")
     token: str
@@ -74,7 +74,7 @@ class TreeNode(Message):
 
 
 class Tree(Message):
-    """The candidates of every step of a beam search."""
+    """A beam search: the candidates at each step."""
 
     steps: list[list[TreeNode]]
 
@@ -88,7 +88,7 @@ class TranslateAnswer(Message):
 
 
 class ExplainRequest(Message):
-    """A sentence and a translation of it."""
+    """A sentence and the translation of it to explain."""
 
     text: Text
     target: Text | list[Piece] = Field(description="text, or tokens as in an answer")
@@ -98,14 +98,14 @@ class ExplainRequest(Message):
 
 
 class Window(Message):
-    """The window of a local attention."""
+    """The windows of a local attention, one at each step."""
 
     centres: list[float] = Field(description="source position of each step's centre, from 0")
     reach: int
 
 
 class ExplainAnswer(Message):
-    """What the model does with a sentence pair."""
+    """The probabilities, attention and saliency of a sentence pair."""
 
     model: str
     source_tokens: list[str]
@@ -160,11 +160,12 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {"default": {"model": Problem, "desc
 
 
 def explain_invalid(errors: Sequence[Any]) -> str:
-    """Describe the first of FastAPI's errors as "key: reason"."""
+    """Describe the first of FastAPI's validation errors as "key: reason"."""
     problem = errors[0]
     if problem["type"] == "json_invalid":
         return f"the body is not valid JSON ({problem['ctx']['error']})"
-    branches = ("list[", "dict[", "constrained-", "[key]")  # name a type of a union, not a key
+    # A location also has parts that are no keys: they name a type of a union, or say that the key itself is wrong.
+    branches = ("list[", "dict[", "constrained-", "[key]")
     keys = [str(part) for part in problem["loc"][1:] if not str(part).startswith(branches)]
     if not keys:
         return 'the body must be a JSON object, such as {"text": "..."}, with content-type application/json'

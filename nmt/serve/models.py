@@ -1,4 +1,4 @@
-"""The models of the service: how they are loaded and named, and what /v1/models says about them."""
+"""The models of the service: how they are loaded and named, and their description in /v1/models."""
 
 import logging
 import re
@@ -20,28 +20,29 @@ from nmt.translate.search import Attend
 from nmt.translate.translator import Translator
 
 log = logging.getLogger(__name__)
-TIME = re.compile(r"[\d/-]*\d\d-\d\d-\d\d(-\d+)?")  # the name of a run that the user has not named
-EXAMPLES, MAX_EXAMPLE = 5, 120  # sentences, characters of one
+TIME = re.compile(r"[\d/-]*\d\d-\d\d-\d\d(-\d+)?")  # default name of a run's folder: the time at which the run began
+EXAMPLES, MAX_EXAMPLE = 5, 120  # number of example sentences, and characters that each of them has at most
 
 Runs = Sequence[str | Sequence[str]]
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A loaded model or ensemble."""
+    """A loaded model or ensemble, which requests choose by its name."""
 
     info: ModelInfo
     translator: Translator
 
     @property
     def name(self) -> str:
-        """The name by which requests choose the model."""
+        """Return the name by which requests choose the model."""
         return self.info.name
 
     def with_search(self, changes: Mapping[str, Any], nbest: int = 1) -> Translator:
-        """Return the translator with these values of the section `search` changed.
+        """Return a translator with the search settings changed as in `changes`.
 
-        Raises UserError for values that are impossible or too expensive.
+        Raises UserError for settings that the search method lacks, that are impossible, or that the service's limit on
+        the beam size forbids.
         """
         trained, translator, limit = self.translator.settings, self.translator, self.info.max_beam_size
         for key in changes:
@@ -61,7 +62,7 @@ class ServedModel:
         return translator
 
     def count_tokens(self, text: str, name: str, side: Literal["source", "target"] = "source") -> int:
-        """Count the tokens of a text, EOS included. Raises HTTPException if the model would cut it."""
+        """Count the tokens of a text, including EOS. Raises HTTPException if there are more than the model reads."""
         tokenizers, limit = self.translator.tokenizers, self.info.max_tokens
         tokenizer = tokenizers.source if side == "source" else tokenizers.target
         tokens = len(tokenizer.encode([text])[0])
@@ -70,8 +71,8 @@ class ServedModel:
         return tokens
 
     def check_guidance(self, attend: Attend | None, prefix: str | Sequence[str] | None = None) -> None:
-        """Raises UserError for more prefix tokens or steps than a translation may have, for which the search has no
-        limit."""
+        """Check that the prefix and the steps of `attend` fit into the longest translation, because the search does not
+        check it. Raises UserError if they do not fit."""
         most = max(self.info.max_tokens, self.translator.settings.max_length)
         length = len(prefix_tokens(self.translator.tokenizers.target, prefix)) if prefix else 0
         if length >= most:
@@ -81,21 +82,23 @@ class ServedModel:
 
 
 def load_models(runs: Runs, loading: Mapping[str, Any], max_beam_size: int) -> dict[str, ServedModel]:
-    """Load models by name, in order: of a run, of an ensemble (a list of runs), of all runs below a folder.
+    """Load the models of `runs` and return them by name, in the same order.
 
-    loading: arguments of Translator.load. Raises UserError if one cannot be loaded.
+    Each item of `runs` is a run, an ensemble (a list of runs), or a folder, of which all runs are loaded. loading: the
+    other arguments of Translator.load. Raises UserError if a model cannot be loaded.
     """
     members = [group for run in runs for group in _groups(run)]
     models: dict[str, ServedModel] = {}
     for name, group in zip(_names(members), members, strict=True):
         translator = Translator.load(group, **loading)
-        limit = max(max_beam_size, translator.method.beam_size)  # never below the model's configured beam
+        limit = max(max_beam_size, translator.method.beam_size)  # the beam that the run configures is always allowed
         models[name] = ServedModel(_info(name, group, translator, limit), translator)
     return models
 
 
 def _groups(run: str | Sequence[str]) -> list[list[str]]:
-    """List the members of each model that a value of `run` names: a run, an ensemble, or all runs below a folder."""
+    """List the models that an item of `runs` names, each as the list of its members: a run, an ensemble, or all runs
+    below a folder."""
     group = [run] if isinstance(run, str) else list(run)
     folder = user_path(group[0])
     if len(group) > 1 or not folder.is_dir() or (folder / "config.yaml").is_file():
@@ -109,8 +112,9 @@ def _groups(run: str | Sequence[str]) -> list[list[str]]:
 
 
 def _names(members: Sequence[Sequence[str]]) -> list[str]:
-    """Name each model after its folders, with as many parents as make the names differ. A folder that is named by the
-    time at which its run began stands after the run's attention."""
+    """Name each model after the folders of its members, with as many parent folders as the names need to differ. If the
+    name would be only the time at which a run began, the run's attention is put before it. Raises UserError if a model
+    is named twice."""
     paths = [[user_path(run).resolve().parts for run in group] for group in members]
     for depth in range(1, 1 + max(len(parts) for group in paths for parts in group)):
         names = ["+".join(_with_attention(parts, depth) for parts in group) for group in paths]
@@ -120,7 +124,7 @@ def _names(members: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _with_attention(parts: Sequence[str], depth: int) -> str:
-    """Join the last `depth` parts of a run's path, after its attention if they say nothing but a time."""
+    """Join the last `depth` parts of a run's path. If they are only a time, put the run's attention before them."""
     name = "/".join(parts[-depth:])
     if not TIME.fullmatch(name):
         return name
@@ -141,7 +145,7 @@ def _info(name: str, runs: Sequence[str], translator: Translator, max_beam_size:
     first = model.models[0]
     if alone and isinstance(first.decoder.attention, MultiHeadAttention):
         heads = first.decoder.attention.heads
-    # The windows and stops of several heads are not explained.
+    # /v1/explain has windows and stops only of an attention with a single head.
     single = scored if alone and not heads else None
     return ModelInfo(
         name=name,
@@ -165,17 +169,17 @@ def _info(name: str, runs: Sequence[str], translator: Translator, max_beam_size:
 
 
 def _bleu(directory: RunDirectory) -> float | None:
-    """Read the recorded BLEU of the test set, or if there is none of the validation set."""
+    """Read the recorded BLEU on the test set or, without one, on the validation set; None if neither is recorded."""
     results = read_json(directory.results)
     scores = [results[split]["bleu"] for split in ("test", "validation") if split in results]
     return scores[0] if scores else None
 
 
 def _examples(directory: RunDirectory) -> list[str]:
-    """Choose short sentences of the validation set, spread over it."""
+    """Choose short sources of the validation set, at equal distances among all short ones."""
     try:
         sources, _, _ = directory.held_out("validation")
-    except UserError:  # an archive need not hold its corpus
+    except UserError:  # an exported archive may lack the validation set
         return []
     short = list(dict.fromkeys(line for line in sources if 0 < len(line) <= MAX_EXAMPLE))
     return short[:: max(1, len(short) // EXAMPLES)][:EXAMPLES]

@@ -1,4 +1,4 @@
-"""Around the application: checks of host, origin and token, limits of a request, figures, and the server itself."""
+"""The server, and what is around the application: checks of host, origin and token, limits of requests, and figures."""
 
 import asyncio
 import hmac
@@ -32,18 +32,18 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-store",
 }
-SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-SENTENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-OPEN_PATHS = {"/", "/healthz"}  # need no token; the page asks for it
-CLIENT_LEFT = 499  # status in the figures, as nginx logs it
-BACKLOG = 2048  # connections that wait to be accepted
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)  # bounds of the buckets of a histogram
+SENTENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # bounds of the buckets of the histogram of batch sizes
+OPEN_PATHS = {"/", "/healthz"}  # paths that need no token; the page asks its user for the token
+CLIENT_LEFT = 499  # nginx's status for a client that left before the answer; only in figures and log
+BACKLOG = 2048  # connections that may wait to be accepted
 
 
 class Metrics:
-    """Figures of one service, for Prometheus."""
+    """The figures of one service, in the format of Prometheus."""
 
     def __init__(self, waiting: Callable[[], int]) -> None:
-        """waiting: returns the number of sentences in the queue."""
+        """waiting: a function that returns the number of sentences in the queue."""
         self.registry = CollectorRegistry()
         self.requests = Counter("nmt_requests", "Requests answered", ["path", "status"], registry=self.registry)
         self.seconds = Histogram(
@@ -58,37 +58,38 @@ class Metrics:
         Gauge("nmt_waiting_sentences", "Sentences in the queue", registry=self.registry).set_function(waiting)
 
     def observe_batch(self, sentences: int, seconds: float) -> None:
-        """Count a batch."""
+        """Record the number of sentences and the duration of a batch."""
         self.batch_sentences.observe(sentences)
         self.batch_seconds.observe(seconds)
 
     def text(self) -> bytes:
-        """Format all figures as text."""
+        """Format all figures in the text format of Prometheus."""
         return generate_latest(self.registry)
 
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules of a service."""
+    """The rules that requests must keep."""
 
-    hosts: frozenset[str] | None  # names by which requests may address this machine; None for any
-    token: str | None
-    body_bytes: int
-    seconds: float  # within which a request must arrive and be answered
+    hosts: frozenset[str] | None  # host names by which requests may address this machine; None allows any
+    token: str | None  # secret that requests must carry; None if they need none
+    body_bytes: int  # largest size of a body
+    seconds: float  # time within which a request must arrive and be answered
 
 
 class Guard:
-    """ASGI middleware that refuses what the rules do not allow, ends the work for clients that leave, and counts and
-    logs requests."""
+    """ASGI middleware that refuses requests that the rules do not allow, cancels requests whose clients leave, and
+    counts and logs all requests."""
 
     def __init__(
         self, app: ASGIApp, rules: Rules, metrics: Metrics, paths: frozenset[str], log_requests: bool = False
     ) -> None:
-        """paths: with separate figures; all others count as one. Requests are logged without their bodies."""
+        """paths: the paths that have figures of their own; all other paths are counted together. log_requests: log the
+        method, path, status and duration of each request, but not its body."""
         self.app, self.rules, self.metrics, self.paths, self.log_requests = app, rules, metrics, paths, log_requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See the ASGI specification."""
+        """Answer a request, as the ASGI specification says."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -106,7 +107,7 @@ class Guard:
         try:
             await self._answer(scope, receive, send_with_headers)
         except HTTPException as refused:
-            if status == CLIENT_LEFT:  # no answer has begun
+            if status == CLIENT_LEFT:  # still the initial value, so no answer has begun
                 answer = JSONResponse({"error": refused.detail}, refused.status_code, refused.headers)
                 await answer(scope, receive, send_with_headers)
         finally:
@@ -117,7 +118,8 @@ class Guard:
                 log.info("%s %s %d %.0f ms", scope["method"], path, status, 1000 * seconds)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Read the body and run the application, until its time is over or the client leaves. Raises HTTPException."""
+        """Check the request, read its body and run the application, unless the client leaves. Raises HTTPException if
+        the request is refused or takes too long."""
         self._check(scope)
         try:
             async with asyncio.timeout(self.rules.seconds):
@@ -129,29 +131,31 @@ class Guard:
             raise HTTPException(503, f"no answer within {self.rules.seconds:g} s", retry) from None
 
     def _check(self, scope: Scope) -> None:
-        """Check host, origin and token. Raises HTTPException."""
+        """Check host, origin and token. Raises HTTPException if one of them is not allowed."""
         headers, rules = Headers(scope=scope), self.rules
         host = headers.get("host", "")
-        # Otherwise the page of a site whose name leads to this machine could use the service (DNS rebinding).
+        # Against DNS rebinding: if the host name of another site points at this machine, browsers let the pages of that
+        # site use the service.
         if rules.hosts is not None and _hostname(host) not in rules.hosts:
             raise HTTPException(400, f"this service is not called {host[:100]!r}")
-        origin = headers.get("origin")  # "null" from a page that hides its origin
+        origin = headers.get("origin")  # the text "null" if the page hides its origin
         if origin is not None and origin.partition("://")[2] != host:
             raise HTTPException(403, "a page of another site may not use this service")
         path = scope["path"]
         if rules.token is None or path in OPEN_PATHS or path.startswith("/static/"):
             return
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        # Starlette decodes headers as Latin-1: encoded again, these are the bytes that the client sent.
+        # Starlette decodes headers as Latin-1, so encoding as Latin-1 restores the bytes that the client sent.
         equal = hmac.compare_digest(token.strip().encode("latin-1"), rules.token.encode())
         if not (equal and scheme.lower() == "bearer"):
             message = "this service needs a token: send it as `Authorization: Bearer TOKEN`"
             raise HTTPException(401, message, {"www-authenticate": "Bearer"})
 
     async def _body(self, receive: Receive) -> bytes | None:
-        """Read the whole body; None if the client left. Raises HTTPException if it is too large.
+        """Read the whole body; None if the client left. Raises HTTPException if the body is too large.
 
-        Reads a body to its end even if it is too large: a client that is still sending would not see the answer.
+        Even a body that is too large is read to its end, because a client that is still sending would not see the
+        answer.
         """
         parts, size, limit = [], 0, self.rules.body_bytes
         while True:
@@ -168,13 +172,13 @@ class Guard:
         return b"".join(parts)
 
     async def _run(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-        """Run the application until it has answered or the client leaves."""
+        """Run the application until it has answered, and cancel it if the client leaves before."""
         delivered = False
 
         async def receive_body() -> Message:
             nonlocal delivered
             if delivered:
-                await asyncio.Event().wait()  # forever: `departure` waits for the client to leave
+                await asyncio.Event().wait()  # wait forever; only `departure` receives further messages
             delivered = True
             return {"type": "http.request", "body": body, "more_body": False}
 
@@ -203,7 +207,7 @@ def _hostname(host: str) -> str | None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Open a socket that listens there, with port 0 at any free port. Raises UserError if that is impossible."""
+    """Open a socket that listens at this address; port 0 takes any free port. Raises UserError if it cannot listen."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listening = socket.socket(family)
@@ -223,24 +227,26 @@ def address(listening: socket.socket) -> str:
 
 
 class Connection(H11Protocol):
-    """A connection that is closed if no request arrives on it in time. uvicorn would wait for its headers forever."""
+    """A connection that is closed if no request arrives on it in time. uvicorn itself would wait for the headers of a
+    request forever."""
 
     def __init__(self, seconds: float, **of_uvicorn: Any) -> None:  # noqa: ANN401
-        """seconds: within which a request must arrive."""
+        """seconds: the time within which the headers of the next request must arrive."""
         super().__init__(**of_uvicorn)
         self.seconds = seconds
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """See asyncio.Protocol."""
+        """Start the checks whether requests arrive in time."""
         super().connection_made(transport)
         self._checked, self._check = self.cycle, self.loop.call_later(self.seconds, self._close_if_idle)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.Protocol."""
+        """End the checks."""
         self._check.cancel()
         super().connection_lost(exc)
 
     def _close_if_idle(self) -> None:
+        """Close the connection if no request has arrived since the last check; else plan the next check."""
         answered = self.cycle is None or self.cycle.response_complete
         if answered and self.cycle is self._checked:
             self.transport.close()
@@ -249,9 +255,10 @@ class Connection(H11Protocol):
 
 
 def run(app: ASGIApp, listening: socket.socket, connections: int, seconds: float) -> None:
-    """Serve until SIGTERM or Ctrl-C; then finish the requests in flight, for at most these seconds.
+    """Serve until SIGTERM or Ctrl-C, then finish the requests in flight.
 
-    connections: that may be open at a time; requests on further ones are refused with status 503.
+    connections: the number of connections that may be open at a time; requests on further connections are refused with
+    status 503. seconds: the time within which each request must arrive, and in which those in flight may finish.
     """
     protocol: Any = partial(Connection, seconds)
     config = uvicorn.Config(
@@ -260,11 +267,11 @@ def run(app: ASGIApp, listening: socket.socket, connections: int, seconds: float
         ws="none",
         lifespan="off",
         log_config=None,
-        log_level="error",  # no warnings about invalid HTTP
+        log_level="error",  # leaves out warnings about invalid HTTP
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=connections + 1,  # uvicorn refuses from this number on
+        limit_concurrency=connections + 1,  # uvicorn refuses requests as soon as this many connections are open
         timeout_graceful_shutdown=max(1, round(seconds)),
     )
     uvicorn.Server(config).run(sockets=[listening])

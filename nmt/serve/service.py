@@ -1,4 +1,4 @@
-"""What the service does for a request: checks, and answers from a queue that all requests share."""
+"""Checks and answers requests. Their sentences wait in one queue, from which they are taken in batches."""
 
 import asyncio
 import threading
@@ -31,65 +31,66 @@ from nmt.serve.server import Metrics
 from nmt.translate.beam import Node
 from nmt.translate.translator import Translation, Translator
 
-PATIENCE = 10  # times `wait`: the longest time for which a free thread waits while further sentences arrive
-IMPOSSIBLE = -1e9  # in place of -infinity, which JSON lacks
+PATIENCE = 10  # while sentences keep arriving, a free thread waits for at most this many times `QueueSettings.wait`
+IMPOSSIBLE = -1e9  # stands for -infinity, which JSON cannot express
 
 Work = Callable[[Sequence[Any]], Sequence[Any]]
-"""Items of a batch -> their results, in order."""
+"""Computes the results of the items of a batch, in the same order."""
 
 
 @dataclass
 class _Job:
     work: Work
-    key: Hashable  # jobs with equal keys may share a batch; a job with None has its own
-    item: Any
-    tokens: int
-    most_tokens: int  # of a batch, with padding
+    key: Hashable  # jobs with equal keys may share a batch; a job with the key None shares none
+    item: Any  # what `work` gets for this job
+    tokens: int  # number of tokens of the item
+    most_tokens: int  # largest size of a batch with this job: its number of jobs times the tokens of its longest job
     arrived: float = field(default_factory=time.monotonic)
     future: "Future[Any]" = field(default_factory=Future)
 
 
 @dataclass(frozen=True)
 class QueueSettings:
-    """How a batcher works."""
+    """The settings of a Batcher."""
 
-    workers: int  # threads that each work on a batch of their own
-    threads: int  # torch's threads in each worker
-    sentences: int  # the longest queue
-    wait: float  # seconds that a sentence waits for others to share its batch
+    workers: int  # number of threads that compute batches at the same time
+    threads: int  # number of torch's threads in each worker
+    sentences: int  # number of sentences that may wait in the queue
+    wait: float  # seconds that a free worker waits, after each arrival, for more sentences for the same batch
 
 
 class Batcher:
-    """A queue of jobs and the threads that work on it.
+    """A queue of jobs and the threads that work on it. A job is the work on one sentence.
 
-    A free thread takes the job that has waited longest, so that none starves, and with it the jobs of equal key that
-    are nearest to it in length. Free threads share the waiting jobs. A cancelled job leaves the queue.
+    A free thread takes the job that has waited longest, so that every job has its turn. It batches this job with the
+    jobs of the same key that are nearest to it in length, but leaves the other threads their share of the waiting jobs.
+    A cancelled job leaves the queue.
     """
 
     def __init__(self, settings: QueueSettings, observe: Callable[[int, float], object] = lambda *_: None) -> None:
-        """observe: called with the number of jobs and the seconds of each batch."""
+        """observe: a function that is called with the number of jobs and the seconds of each batch."""
         self.settings, self._observe = settings, observe
         self._jobs: list[_Job] = []
         self._changed = threading.Condition()
         self._open = True
-        self._running = 0  # jobs in batches
-        self._rate = 0.0  # jobs per second, a moving mean
+        self._running = 0  # number of jobs that have left the queue and are being computed
+        self._rate = 0.0  # moving average of the jobs per second of all threads together; 0 before the first batch
         names = (f"nmt-serve-{number}" for number in range(settings.workers))
         self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for name in names]
         for thread in self._threads:
             thread.start()
 
     def __len__(self) -> int:
-        """The number of waiting jobs."""
+        """Return the number of jobs that wait in the queue."""
         return len(self._jobs)
 
     def submit(
         self, work: Work, items: Sequence[Any], tokens: Sequence[int], key: Hashable, most_tokens: int
     ) -> "list[Future[Any]]":
-        """Queue items and return the futures of their results.
+        """Queue a job for each item and return the futures of the results.
 
-        tokens: of each item. most_tokens: of a batch, with padding. Raises HTTPException, and queues none, if not all
-        may wait.
+        tokens: the number of tokens of each item. most_tokens: the largest size of a batch, in tokens with padding.
+        Raises HTTPException if the queue has no room for all items; then none is queued.
         """
         with self._changed:
             if len(self._jobs) + len(items) > self.settings.sentences or not self._open:
@@ -104,7 +105,7 @@ class Batcher:
         return [job.future for job in jobs]
 
     def close(self) -> None:
-        """Refuse further jobs, finish the waiting ones, and end the threads."""
+        """Refuse further jobs, finish those that wait, and end the threads."""
         with self._changed:
             self._open = False
             self._changed.notify_all()
@@ -127,7 +128,8 @@ class Batcher:
                 self._running -= len(batch)
             rate = len(batch) / max(seconds, 1e-6) * self.settings.workers
             self._rate = 0.8 * self._rate + 0.2 * rate if self._rate else rate
-            self._observe(len(batch), seconds)  # before a client has its answer and may ask for the figures
+            # Observe the batch before its results are set: a client with an answer may ask for the figures at once.
+            self._observe(len(batch), seconds)
             for job, outcome in zip(running, outcomes, strict=True):
                 if isinstance(outcome, Exception):
                     job.future.set_exception(outcome)
@@ -135,7 +137,7 @@ class Batcher:
                     job.future.set_result(outcome)
 
     def _next_batch(self) -> list[_Job]:
-        """Wait for a batch; [] once the queue is closed and empty."""
+        """Wait for jobs and take a batch of them out of the queue; [] once the queue is closed and empty."""
         entered = time.monotonic()
         with self._changed:
             while True:
@@ -143,7 +145,8 @@ class Batcher:
                     if not self._open:
                         return []
                     self._changed.wait()
-                # Clients that this thread has just answered may soon send more.
+                # Wait from `entered` on, even if the jobs arrived earlier: clients that this thread has just answered
+                # may soon send more sentences.
                 since = max(entered, self._jobs[0].arrived)
                 until = min(
                     max(entered, self._jobs[-1].arrived) + self.settings.wait, since + PATIENCE * self.settings.wait
@@ -162,7 +165,7 @@ class Batcher:
 
 
 class Service:
-    """The models, their queue and figures about them."""
+    """The models, the queue of their sentences, and the figures of the service."""
 
     def __init__(self, models: Mapping[str, ServedModel], queue: QueueSettings, max_texts: int) -> None:
         """max_texts: the largest number of texts in one request."""
@@ -175,7 +178,7 @@ class Service:
         return ModelsAnswer(models=[model.info for model in self.models.values()], default=next(iter(self.models)))
 
     def model(self, name: str | None) -> ServedModel:
-        """Find a model by name, by default the first. Raises UserError if there is none."""
+        """Find a model by name; None finds the first model. Raises UserError if no model has this name."""
         if name is None:
             return next(iter(self.models.values()))
         if name not in self.models:
@@ -183,7 +186,8 @@ class Service:
         return self.models[name]
 
     async def translate(self, request: TranslateRequest) -> TranslateAnswer:
-        """Translate or score texts. Raises UserError or HTTPException."""
+        """Translate or score texts. Raises UserError for a wrong request, HTTPException for one that is too large or
+        comes while the queue is full."""
         model = self.model(request.model)
         translator = model.with_search(request.values(), 1 if request.target is not None else request.nbest)
         texts = [request.text] if isinstance(request.text, str) else request.text
@@ -234,7 +238,7 @@ class Service:
     async def _guided(
         self, model: ServedModel, translator: Translator, request: TranslateRequest, texts: Sequence[str]
     ) -> dict[str, Any]:
-        """Answer a request about one text, which shares no batch."""
+        """Answer a request about one text with `attend`, `prefix` or `tree`. It shares no batch."""
         if not isinstance(request.text, str) or (request.target is not None and not isinstance(request.target, str)):
             raise UserError("attend, prefix, tree: are for one text, not for a list")
         tokens = model.count_tokens(request.text, "text")
@@ -259,7 +263,7 @@ class Service:
         return {"translations": [_scored_texts(nbest, request.alignment)], "tree": tree}
 
     async def explain(self, request: ExplainRequest) -> ExplainAnswer:
-        """Explain a translation. Raises UserError or HTTPException."""
+        """Explain a translation. Raises the errors of `translate`."""
         model = self.model(request.model)
         tokens = model.count_tokens(request.text, "text")
         model.check_guidance(request.attend)
@@ -294,7 +298,11 @@ class Service:
         key: Hashable,
         translator: Translator,
     ) -> list[Any]:
-        """Wait for the results of items, which leave the queue if the request is cancelled."""
+        """Queue items and wait for their results. If the request is cancelled, the items leave the queue.
+
+        The parameters are those of `Batcher.submit`, except `model`, under whose name the figures count the items, and
+        `translator`, whose settings limit the batch.
+        """
         most = translator.settings.batch_tokens // translator.method.beam_size // self.batcher.settings.workers
         futures = self.batcher.submit(work, items, tokens, key, most)
         try:
@@ -308,23 +316,25 @@ class Service:
 
 
 def _outcomes(jobs: list[_Job]) -> list[Any]:
-    """Run jobs; the outcome of each is its result or error."""
+    """Run jobs as one batch and return for each its result or its error."""
     try:
         return list(jobs[0].work([job.item for job in jobs]))
     except Exception as error:
         if len(jobs) == 1 or not isinstance(error, UserError | MemoryError | RuntimeError):
             return [error for _ in jobs]
-        return [outcome for job in jobs for outcome in _outcomes([job])]  # one of them alone may be at fault
+        # A single job may have caused the error, so each job is run alone.
+        return [outcome for job in jobs for outcome in _outcomes([job])]
 
 
 def _similar(jobs: Sequence[_Job], most: int) -> list[_Job]:
-    """Choose the first job, and with it those of its key that are nearest in length and fit into its batch; `most` jobs
-    at most."""
+    """Choose a batch of at most `most` jobs: the first job, and the jobs of the same key that are nearest to it in
+    length, as long as `most_tokens` of the first job allows."""
     first = jobs[0]
     if first.key is None:
         return [first]
     others = [job for job in jobs[1:] if job.key == first.key]
-    others.sort(key=lambda job: abs(job.tokens - first.tokens))  # of equal distance, the one that has waited longer
+    # The sort is stable: of jobs with the same difference in length, the one that has waited longer comes first.
+    others.sort(key=lambda job: abs(job.tokens - first.tokens))
     chosen, longest = [first], first.tokens
     for job in others:
         longest = max(longest, job.tokens)
@@ -335,7 +345,7 @@ def _similar(jobs: Sequence[_Job], most: int) -> list[_Job]:
 
 
 def _scored_texts(nbest: Sequence[Translation], with_alignment: bool) -> list[ScoredText]:
-    """Convert an n-best list to the form of the answer."""
+    """Convert an n-best list to the messages of an answer."""
     return [
         ScoredText(
             text=translation.text,
@@ -359,5 +369,5 @@ def _tree(translator: Translator, steps: Sequence[Sequence[Node]]) -> Tree:
 
 
 def _rounded(values: Any) -> Any:  # noqa: ANN401
-    """Round nested numbers to five decimals: they are most of an answer."""
+    """Round nested numbers to five decimals, because they are most of an answer's bytes, and replace -infinity."""
     return None if values is None else np.maximum(np.asarray(values, dtype=np.float64).round(5), IMPOSSIBLE).tolist()
