@@ -1,4 +1,4 @@
-// The alignment of the translation shown: which weights, of which units, as a heatmap and as lines.
+// The view "Alignment": weights of the translation shown, by sub-words or words, as a heatmap and as lines.
 
 import { Latest, post } from "./api.js";
 import { colourOf, isDark, legendLevels, scaleOf } from "./colours.js";
@@ -11,20 +11,20 @@ const NO_ATTENTION =
   "This model has no attention: one vector holds the whole source sentence, so there are no weights to show. " +
   "What its translation depends on can still be measured, by gradients.";
 const NAMES = { attention: "attention", saliency: "gradient saliency", difference: "attention − saliency" };
-const WIDEST = 700; // pixels of a heatmap, where its cells can be that small
-const MOST_NAMED = 3; // source words in the line above the pictures
+const WIDEST = 700; // width of a heatmap in pixels, unless cells of the smallest size make it wider
+const MOST_NAMED = 3; // number of words with their weights in the line above the pictures
 
 export class Alignment {
   #events;
   #heatmap;
   #links;
   #latest = new Latest();
-  #explained = new Map(); // by request
+  #explained = new Map(); // answer of /v1/explain for each request, which is a JSON string
   #given = null;
   #view = null;
-  #seen = []; // what the pictures were last drawn from
+  #seen = []; // values from which the pictures were last drawn
 
-  // `pick(step, position)` hears of a cell to steer, `change(key, value)` of another choice of weights.
+  // Calls `pick(step, position)` when the user picks a cell to steer, and `change(key, value)` to change the state.
   constructor(events) {
     this.#events = events;
     const light = (row, column) => this.#light(row, column);
@@ -35,7 +35,8 @@ export class Alignment {
     byId("overlay").addEventListener("change", () => this.show(this.#given));
   }
 
-  // given: { model, text, hypothesis, steering, own, state }; hypothesis null: nothing to show.
+  // given: { model, text, hypothesis, steering, own, state }; without a translation, hypothesis is null. `own` says whether
+  // the hypothesis is the user's own translation.
   async show(given) {
     const { model, hypothesis, state } = given;
     const steered = JSON.stringify(given.steering.attend);
@@ -61,7 +62,7 @@ export class Alignment {
     return !this.#view;
   }
 
-  // Both pictures as they are shown, side by side.
+  // Returns the arguments of `picture` in export.js: the pictures that are visible, side by side.
   placed() {
     const shown = [["heatmap", this.#heatmap], ["links", this.#links]].filter(([id]) => byId(id).clientWidth > 0);
     let [x, tallest] = [0, 0];
@@ -105,15 +106,16 @@ export class Alignment {
     byId("overlay-name").textContent = extra === "window" ? "window: centre and reach" : "where it stopped";
   }
 
-  // The request, and its answer if that is known.
+  // Makes the body of a request to /v1/explain.
   #body() {
     const { model, text, hypothesis, steering, own, state } = this.#given;
     const saliency = state.weights === "saliency" || state.weights === "difference";
-    // The tokens of a text that was typed show unknown characters, which are not in the vocabulary.
+    // The user's own translation is sent as text: its tokens may show characters that are not in the vocabulary.
     const target = own ? hypothesis.text : hypothesis.tokens;
     return { text, model: model.name, target, attend: steering.attend, saliency };
   }
 
+  // Finds an answer that is already known. One with saliency will do for a request without.
   #known() {
     const body = this.#body();
     const full = this.#explained.get(JSON.stringify({ ...body, saliency: true }));
@@ -135,7 +137,7 @@ export class Alignment {
     }
   }
 
-  // (T, S) of sub-words, or null.
+  // Returns the chosen weights of the sub-words, (T, S): T target and S source tokens; null while they are not known.
   #matrix(explained) {
     const { hypothesis, state } = this.#given;
     const attention = hypothesis.alignment ?? explained?.alignment ?? null;
@@ -168,7 +170,7 @@ export class Alignment {
     const marks = steered.filter(([row]) => row < rows.length);
     this.#view = { rows, columns, weights, scale, describe, marks, windows, stops, name: this.#name() };
     byId("notice").hidden = true;
-    byId("pictures").hidden = false; // before they are measured
+    byId("pictures").hidden = false; // hidden elements have no size, and the pictures measure theirs
     this.#heatmap.show(this.#view);
     this.#links.clear();
     const [above, besideIt] = ["heatmap", "links"].map((id) => byId(id).getBoundingClientRect().top);
@@ -229,7 +231,7 @@ export class Alignment {
 const strongest = (pairs, weights) =>
   pairs.sort(([a, b], [c, d]) => Math.abs(weights[c][d]) - Math.abs(weights[a][b])).slice(0, MOST_NAMED);
 
-// Of a local attention: the columns that each row's window covers.
+// Computes the columns [from, to) that the window of a local attention covers in each row.
 function windowsOf({ centres, reach }, length) {
   return centres.map((centre) => {
     const from = Math.max(0, Math.ceil(centre - reach));

@@ -1,4 +1,4 @@
-// Requests to the service: the newest answer only, its errors in one line, waiting where it is busy or away.
+// Sends requests to the service, and repeats them while it is busy or there is no connection.
 
 const KEY = "nmt-token";
 const LONGEST_WAIT = 30; // seconds between attempts
@@ -11,7 +11,7 @@ export class ServiceError extends Error {
   }
 }
 
-// The token moves from the fragment into this tab's storage, so that a link that is passed on does not hold it.
+// Stores the token for this tab, or forgets it if it is empty. It does not stay in the address, so that links do not reveal it.
 export function keepToken(token) {
   if (token) sessionStorage.setItem(KEY, token);
   else sessionStorage.removeItem(KEY);
@@ -20,8 +20,9 @@ export function keepToken(token) {
 export const get = (path, options) => request(path, undefined, options);
 export const post = (path, body, options) => request(path, body, options);
 
-// `waiting(text)` hears why and when it will try again, and "" when it does. Raises ServiceError, or AbortError where the
-// signal says so.
+// Sends a request until it is answered. Before each pause, calls `waiting(text)` with the reason and the seconds until the next
+// attempt, and after it `waiting("")`. Throws ServiceError if the service refuses the request, or the reason of `signal` once it
+// is aborted.
 async function request(path, body, { signal, waiting = () => {} } = {}) {
   for (let attempt = 0; ; attempt += 1) {
     const answer = await once(path, body, signal);
@@ -33,6 +34,8 @@ async function request(path, body, { signal, waiting = () => {} } = {}) {
   }
 }
 
+// Sends a request once. Returns { value }, or { error, wait } if it should be repeated: `wait` is the number of seconds that the
+// service asks for, and undefined if there is no connection. Throws as `request`.
 async function once(path, body, signal) {
   const token = sessionStorage.getItem(KEY);
   const headers = { Accept: "application/json", ...(token && { Authorization: `Bearer ${token}` }) };
@@ -64,13 +67,13 @@ function parsed(text) {
 
 const ended = (sentence) => (/[.!?]$/.test(sentence) ? sentence : `${sentence}.`);
 
-// Retry-After holds seconds or a date.
+// Returns the seconds to wait from a header Retry-After, which holds seconds or a date.
 function secondsOf(header) {
   const seconds = /^\s*\d+\s*$/.test(header ?? "") ? Number(header) : (Date.parse(header) - Date.now()) / 1000;
   return Number.isFinite(seconds) ? Math.max(1, Math.ceil(seconds)) : 1;
 }
 
-// Ends early where the network comes back, if that is what is waited for.
+// Waits for some seconds, or if `forNetwork`, until the browser is online again, if that is earlier.
 function pause(seconds, signal, forNetwork) {
   return new Promise((resolve, reject) => {
     const finish = (settle) => (reason) => {
@@ -88,7 +91,7 @@ function pause(seconds, signal, forNetwork) {
   });
 }
 
-// Of several requests for the same place only the newest counts: it aborts the older one, whose answer is never seen.
+// Runs requests for one place of the page. A newer request aborts an older one, whose answer is no longer wanted.
 export class Latest {
   #controller = null;
 
@@ -101,7 +104,7 @@ export class Latest {
     this.#controller = null;
   }
 
-  // The task's result; undefined if a newer task or `cancel` came in between.
+  // Runs `task(signal)` and returns its result, or undefined if a newer task or `cancel` has aborted it.
   async run(task) {
     this.cancel();
     const controller = new AbortController();

@@ -1,4 +1,4 @@
-// The page: reads what one types and chooses, and shows what the session knows.
+// Connects the page's fields and buttons with the session, and shows what the session knows.
 
 import { Alignment } from "./alignment.js";
 import { get, keepToken } from "./api.js";
@@ -12,7 +12,7 @@ import { startTheme } from "./theme.js";
 import { showExamples, showProbabilities, showTranslations } from "./translations.js";
 import { Tree } from "./tree.js";
 
-const PAUSE = 200; // milliseconds without a key before it is translated
+const PAUSE = 200; // milliseconds without a change of the text before it is translated
 const SETTINGS = ["nbest", "beam_size", "length_penalty", "alpha"];
 const given = readFragment(location.hash);
 if (given.token) keepToken(given.token);
@@ -73,14 +73,14 @@ function render() {
   byId("copy").disabled = !found?.hypotheses.length;
   Object.assign(byId("show-own"), { disabled: !session.own, checked: shown === "own" });
   showSteered("steerings", shown, hypothesis);
-  // The list found stays steered while one's own translation is looked at.
+  // While the pictures show the user's own translation, the steerings of the translations found are listed below these.
   if (shown === "own") showSteered("list-steerings", "found", found?.hypotheses[session.selected]);
   byId("list-steerings").hidden = shown === "found" || !session.steering.found.size;
   byId("compare-steered").hidden = !session.steering.found.size;
   showView();
 }
 
-// Undoing a steering shows the translation that it is of.
+// Lists the steerings of `place`: "found" or "own". Removing one of them also shows the translation of this place.
 function showSteered(box, place, hypothesis) {
   const undo = (action) => {
     session.shown = place;
@@ -148,7 +148,7 @@ function chooseModel(name) {
   session.restart();
 }
 
-// What depends on the model alone.
+// Shows what depends only on the model: the examples and the default settings of the search.
 function showModel() {
   const { model } = session;
   const use = (text) => {
@@ -197,11 +197,10 @@ function showFields() {
   for (const name of SETTINGS) byId(name).value = state[name] ?? "";
 }
 
-// Listeners.
-
+// Calls `later` when the text of a field changes, which becomes state[key].
 function typing(id, key, later) {
   const heard = (event) => {
-    if (event.isComposing) return; // an input method is not done with the word
+    if (event.isComposing) return; // the user is still composing a word with an input method
     state[key] = byId(id).value;
     later();
   };
@@ -274,7 +273,7 @@ byId("share").addEventListener("click", async () => {
     await navigator.clipboard.writeText(link);
     byId("share").textContent = "Copied";
   } catch {
-    history.replaceState(null, "", link); // without a clipboard the link is in the address
+    history.replaceState(null, "", link); // without a clipboard, the user can copy the address of the page
     byId("share").textContent = "See the address";
   }
   setTimeout(() => (byId("share").textContent = "Copy link"), 2000);
@@ -287,7 +286,7 @@ addEventListener("hashchange", () => {
   start();
 });
 addEventListener("resize", delayed(showView, 150));
-remember(); // without the token
+remember(); // replaces the address by one without the token
 startTheme(byId("theme"), render);
 showFields();
 start();

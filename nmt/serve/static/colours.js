@@ -1,18 +1,22 @@
-// Colours of weights, even to the eye: steps of equal size in OKLCH lightness (Ottosson 2020), from the paper's colour on.
+// Colours of weights. Equal steps of a weight look about equally large, because they are equal steps in the colour space
+// OKLCH (Ottosson 2020). Weight 0 has the page's colour.
 
-const LEVELS = 64; // cells of equal level share one path
+const LEVELS = 64; // number of levels between 0 and the largest weight; cells of one level are drawn as one path
+// Transfer function of sRGB, linear light -> encoded value.
 const TRANSFER = (value) => (value <= 0.0031308 ? 12.92 * value : 1.055 * value ** (1 / 2.4) - 0.055);
 
-// [lightness, chroma, hue in degrees] at 0, halfway and 1.
+// [lightness, chroma, hue in degrees] at 0, at half of the largest weight and at the largest weight, by theme.
 const SEQUENTIAL = {
   light: [[0.99, 0.003, 250], [0.7, 0.12, 245], [0.36, 0.13, 275]],
   dark: [[0.25, 0.012, 265], [0.56, 0.14, 255], [0.93, 0.09, 200]],
 };
+// The same for weights below 0.
 const BELOW = {
   light: [[0.99, 0.003, 60], [0.74, 0.13, 55], [0.42, 0.13, 35]],
   dark: [[0.25, 0.012, 265], [0.58, 0.13, 45], [0.9, 0.11, 85]],
 };
 
+// Converts a colour from OKLCH to hexadecimal sRGB.
 function hex([lightness, chroma, hue]) {
   const angle = (hue * Math.PI) / 180;
   const [a, b] = [chroma * Math.cos(angle), chroma * Math.sin(angle)];
@@ -38,7 +42,8 @@ export function isDark() {
   return theme ? theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
 }
 
-// A scale from 0 (or -max, where it is signed) to max: the level of a weight, from -LEVELS to LEVELS, and a level's colour.
+// Makes the scale of these weights, from 0 (from -max if there are negative weights) to max. `level` maps a weight to its level,
+// -LEVELS to LEVELS, and `colour` maps a level to its colour.
 export function scaleOf(weights) {
   let [low, high] = [0, 0];
   for (const row of weights) {
@@ -55,7 +60,7 @@ export function colourOf(level) {
   return along((level < 0 ? BELOW : SEQUENTIAL)[theme], Math.abs(level) / LEVELS);
 }
 
-// The levels of a legend from left to right.
+// Returns the levels of a legend's fields, from left to right.
 export function legendLevels(signed, steps = 32) {
   const from = signed ? -LEVELS : 0;
   return Array.from({ length: steps }, (_, index) => Math.round(from + ((LEVELS - from) * index) / (steps - 1)));

@@ -1,4 +1,4 @@
-// One sentence through several models, and the words in which their translations differ.
+// The view "Side by side": translations of one sentence by several models, with the words marked in which they differ.
 
 import { post } from "./api.js";
 import { colourOf, scaleOf } from "./colours.js";
@@ -7,18 +7,20 @@ import { element, figure, isolated, svg } from "./dom.js";
 import { cellPaths } from "./heatmap.js";
 import { MOST_MODELS, searchSettings } from "./state.js";
 
-const AT_A_TIME = 2; // requests, so that one page does not keep a service busy
-const [WIDEST, LARGEST] = [280, 18]; // pixels of a small heatmap, and of its cells
+const AT_A_TIME = 2; // requests that may run at a time, so that one page does not keep a service busy
+const [WIDEST, LARGEST] = [280, 18]; // largest side of a small heatmap and of its cells, in pixels
 
 export class Compare {
   #parts;
   #events;
-  #answers = new Map(); // by request, as the next two
-  #errors = new Map();
-  #asking = new Map(); // AbortController
-  #shown = []; // { model, body, key }
+  // The keys of these maps are the bodies of requests as JSON.
+  #answers = new Map(); // translation
+  #errors = new Map(); // message
+  #asking = new Map(); // AbortController of the request that runs
+  #shown = []; // { model, body, key } for each card
 
-  // parts: { chooser, cards, status }; `choose(names)` hears of another choice, `open(name)` of a closer look.
+  // parts: elements of the page, { chooser, cards, status }. Calls `choose(names)` when the user chooses other models, and
+  // `open(name)` when the user asks for a closer look at a model.
   constructor(parts, events) {
     this.#parts = parts;
     this.#events = events;
@@ -43,14 +45,14 @@ export class Compare {
     this.#askNext();
   }
 
-  // Nobody looks any more. What failed is asked for anew next time.
+  // Ends all requests, because the view is no longer shown. Requests that have failed are tried again when it is shown next.
   cancel() {
     for (const controller of this.#asking.values()) controller.abort();
     this.#errors.clear();
     this.#shown = [];
   }
 
-  // For a file.
+  // The translations shown, for the JSON file.
   get data() {
     return this.#shown.map(({ model, key }) => ({ model: model.name, translation: this.#answers.get(key) ?? null }));
   }
@@ -91,7 +93,8 @@ export class Compare {
     if (focused) boxes.find((box) => box.firstChild.value === focused)?.firstChild.focus();
   }
 
-  // A word of the first translation is marked where any other differs, a word of the others where it differs from the first.
+  // Marks a word of the first translation if it is missing from any other, and a word of another translation if it is missing
+  // from the first.
   #draw() {
     const known = this.#shown.map(({ key }) => this.#answers.get(key) ?? null);
     const first = known.find(Boolean);
@@ -127,7 +130,7 @@ export class Compare {
   }
 }
 
-// The heatmap without labels; those stand in the closer look.
+// Draws a small heatmap without labels.
 function thumbnail({ alignment, source_tokens: source, tokens }) {
   if (!alignment) return element("p", { className: "note" }, "No attention, so no alignment.");
   const size = Math.max(2, Math.min(LARGEST, Math.floor(WIDEST / Math.max(source.length, tokens.length))));

@@ -1,4 +1,4 @@
-// Elements, texts of strangers and figures. Text only ever becomes text: nothing here reads HTML.
+// Makes elements and formats texts and numbers. No function parses HTML, so that texts of users cannot inject elements.
 
 const SVG = "http://www.w3.org/2000/svg";
 const RIGHT_TO_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/;
@@ -7,11 +7,13 @@ const LETTER = /\p{L}/u;
 
 export const byId = (id) => document.getElementById(id);
 
-// An element: `on` holds listeners, `data` the data attributes, keys of DOM properties are set, all others are attributes.
+// Makes an element. `on` holds listeners by event type, `data` holds data attributes. A value whose key is a property of the
+// element is set as this property, any other value as an attribute; null, undefined and false are left out.
 export function element(name, { on = {}, data = {}, ...values } = {}, ...children) {
   return filled(document.createElement(name), on, data, values, children);
 }
 
+// Makes an SVG element. All values are set as attributes.
 export function svg(name, { on = {}, data = {}, ...values } = {}, ...children) {
   return filled(document.createElementNS(SVG, name), on, data, values, children);
 }
@@ -28,22 +30,23 @@ function filled(node, on, data, values, children) {
   return node;
 }
 
-// A text that keeps its own writing direction and lends it to nobody.
+// Makes a text with its own writing direction, which does not affect the text around it.
 export const isolated = (text, className = "") => element("bdi", { dir: "auto", className }, text);
 
-// "rtl" or "ltr", by the first letter.
+// Returns the writing direction of a text, "rtl" or "ltr", which its first letter decides.
 export function direction(text) {
   const letter = LETTER.exec(text)?.[0];
   return letter && RIGHT_TO_LEFT.test(letter) ? "rtl" : "ltr";
 }
 
-// Marks that have no glyph (U+202E turns all that follows around) are named; joiners stay, scripts need them.
+// Replaces characters without a glyph by their code points, because they are invisible or, as U+202E does, reverse the text
+// that follows. The joiners U+200C and U+200D stay, because some scripts need them.
 export function visible(text) {
   const named = (mark) => `U+${mark.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
   return text.replace(/(?![\u200c\u200d])[\p{Cc}\p{Cf}]/gu, named);
 }
 
-// An SVG text whose left, middle or right edge is at x, whatever its writing direction.
+// Makes an SVG text whose left edge, middle or right edge is at x, in either writing direction.
 export function label(text, x, y, edge = "left", values = {}) {
   const rtl = direction(text) === "rtl";
   const anchor = edge === "middle" ? "middle" : (edge === "left") === rtl ? "end" : "start";
@@ -51,7 +54,7 @@ export function label(text, x, y, edge = "left", values = {}) {
   return svg("text", rtl ? { ...attributes, direction: "rtl" } : attributes, ...quietStart(text, svg, "tspan"));
 }
 
-// SentencePiece's mark of a space should be seen, but not before the word.
+// Splits a text that starts with SentencePiece's mark of a space: the mark gets an element of its own, which is drawn paler.
 function quietStart(text, make, name) {
   return text.startsWith(SPACE) ? [make(name, { class: "space" }, SPACE), text.slice(1)] : [text];
 }
@@ -62,15 +65,17 @@ export function piece(text, className) {
 
 const measuring = document.createElement("canvas").getContext("2d");
 
-let family = ""; // asked for once: each question makes the browser compute the styles of all that has changed
+// The page's font, read only once: with each call of getComputedStyle the browser updates the styles of changed elements.
+let family = "";
 
+// Measures the width of a text in pixels.
 export function textWidth(text, size = 13, weight = 400) {
   family ||= getComputedStyle(document.body).fontFamily;
   measuring.font = `${weight} ${size}px ${family}`;
   return measuring.measureText(text).width;
 }
 
-// The text, or its beginning and "…" where it is wider.
+// Shortens a text to at most `width` pixels: its longest beginning that fits, and "…".
 export function fitted(text, width, size = 13) {
   if (textWidth(text, size) <= width) return text;
   const characters = Array.from(text);
@@ -83,7 +88,7 @@ export function fitted(text, width, size = 13) {
   return `${characters.slice(0, low).join("")}…`;
 }
 
-// Figures with a real minus sign.
+// Formats a number with a real minus sign; "–" stands for a missing value.
 export function figure(value, digits = 2) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
@@ -101,7 +106,7 @@ export function probability(value) {
   return value >= 0.1 ? `${Math.round(100 * value)} %` : `${(100 * value).toPrecision(2)} %`;
 }
 
-// One element of a group is in the tab order, the last one that had the focus.
+// Makes `current` the only item of a group that the Tab key reaches (a "roving tabindex").
 export function rove(items, current) {
   for (const item of items) item.setAttribute("tabindex", item === current ? "0" : "-1");
 }

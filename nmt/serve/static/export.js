@@ -1,14 +1,15 @@
-// What is shown, as a file: SVG, PNG or JSON.
+// Saves the picture shown as an SVG or PNG file, or its data as a JSON file.
 
 import { svg } from "./dom.js";
 
-// Style sheets do not travel with a file, so each element gets what it looks like as attributes.
+// A file has no style sheet, so these computed styles of each element are written into it as attributes.
 const LOOKS = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "opacity"];
 const TEXT_LOOKS = ["font-family", "font-size", "font-weight", "font-style"];
-const LONGEST_SIDE = 8000; // pixels of a PNG
-const MARGIN = 16;
+const LONGEST_SIDE = 8000; // pixels of the longer side of a PNG
+const MARGIN = 16; // pixels
 
-// Places pictures on the page's ground: [{ node, x, y }] of the given size -> a free-standing SVG.
+// Makes an SVG that looks the same outside the page: copies of SVG nodes, [{ node, x, y }], on the page's background. Together
+// they are `width` by `height` pixels.
 export function picture(placed, width, height) {
   const size = { width: width + 2 * MARGIN, height: height + 2 * MARGIN };
   const ground = resolved("--paper");
@@ -56,7 +57,7 @@ export function saveJson(value, name) {
   save(new Blob([`${JSON.stringify(value, null, 1)}\n`], { type: "application/json" }), `${name}.json`);
 }
 
-// Two pixels for one of the page, fewer where the picture is very large.
+// Saves a PNG with two pixels for each pixel of the page, or fewer if the picture is very large.
 export async function savePng(root, name) {
   const [width, height] = [Number(root.getAttribute("width")), Number(root.getAttribute("height"))];
   const scale = Math.min(2, LONGEST_SIDE / Math.max(width, height));

@@ -1,17 +1,17 @@
 // Weights as a grid of colours: a row for each target token, a column for each source token.
 //
-// Cells of one colour are one path, so that 300 x 300 cells are drawn at once. The cells around the active one are elements
-// of an ARIA grid besides, for the keyboard and for screen readers.
+// All cells of one colour are drawn as one SVG path, because 300 x 300 elements would be slow. Only the cells around the
+// active cell are also elements of an ARIA grid, for the keyboard and for screen readers.
 
 import { colourOf } from "./colours.js";
 import { element, fitted, label, svg, textWidth, visible } from "./dom.js";
 
-const [SMALLEST, LARGEST] = [18, 36]; // pixels of a cell
-const LABEL = 130; // longest label, pixels
-const SLANT = (55 * Math.PI) / 180; // of the columns' labels
-const AROUND = 12; // cells in each direction that are elements
+const [SMALLEST, LARGEST] = [18, 36]; // smallest and largest side of a cell, in pixels
+const LABEL = 130; // width of the longest label, in pixels
+const SLANT = (55 * Math.PI) / 180; // angle between the labels of the columns and the horizontal, in radians
+const AROUND = 12; // number of cells in each direction from the active one that are elements
 
-// Paths of all cells whose colour is not the ground's.
+// Makes a path for each colour, of all cells that have it. Cells of level 0 are left out: they look like the ground.
 export function cellPaths(weights, scale, size, gap = 1) {
   const outlines = new Map();
   weights.forEach((row, y) =>
@@ -34,15 +34,17 @@ export class Heatmap {
   #lit = [null, null];
   #parts = {};
 
-  // `light(row, column)` hears which cell is pointed at (nulls: none), `pick(row, column)` of a click and of Enter; `room()`
-  // says how wide the picture should be, where its cells can be that small.
+  // Calls `light(row, column)` when the user points at another cell (null, null: at none), and `pick(row, column)` on a
+  // click or Enter. `room()` returns the width in pixels that the picture should have; cells of the smallest size may
+  // make it wider.
   constructor(root, { light, pick, room }) {
     this.#root = root;
     this.#events = { light, pick, room };
   }
 
-  // view: { rows, columns, weights, scale, describe(row, column), marks: [[row, column]], windows: [{ from, to, centre }],
-  // stops: [column], name }; the last three may be null.
+  // Draws a view: { rows, columns, weights, scale, describe(row, column), marks, windows, stops, name }. `rows` and `columns`
+  // are the texts of the labels, `describe` returns a cell's text for screen readers. marks: [[row, column]] of steered
+  // cells. windows: [{ from, to, centre }] and stops: [column], one for each row; either may be null.
   show(view) {
     const hadFocus = this.#root.contains(document.activeElement);
     const { scrollLeft, scrollTop } = this.#root;
@@ -94,7 +96,7 @@ export class Heatmap {
     this.#root.replaceChildren();
   }
 
-  // Lights a row and a column, or only one of them.
+  // Highlights a row and a column; null leaves one of them out.
   light(row, column) {
     if (!this.#view) return;
     const { rows, columns, marks, drawn } = this.#parts;
@@ -112,12 +114,12 @@ export class Heatmap {
     marks.replaceChildren(...bands);
   }
 
-  // Where the rows are: the first one's upper edge and their height, pixels.
+  // The upper edge of the first row and the height of a row, in pixels.
   get rows() {
     return { top: this.#parts.top, pitch: this.#size };
   }
 
-  // For `picture` of export.js.
+  // Returns the arguments of `picture` in export.js.
   placed() {
     const { columns, rows, drawn, left, top, width, height } = this.#parts;
     const nodes = [{ node: columns, x: left, y: 0 }, { node: rows, x: 0, y: top }, { node: drawn, x: left, y: top }];
@@ -172,7 +174,7 @@ export class Heatmap {
     return this.#root.contains(document.activeElement) ? this.#active : [null, null];
   }
 
-  // A screen reader may move the focus by itself.
+  // Makes the focused cell the active one, because a screen reader may move the focus without a key event.
   #focus(cell) {
     this.#active = ["rowindex", "colindex"].map((name) => Number(cell.getAttribute(`aria-${name}`)) - 1);
     this.#events.light(...this.#active);
@@ -210,7 +212,7 @@ export class Heatmap {
     this.#place(true);
   }
 
-  // Makes the cells around the active one elements and brings it into view.
+  // Builds the elements of the cells around the active one. If `focus`, focuses the active cell and scrolls to it.
   #place(focus) {
     const { cells } = this.#parts;
     const [activeRow, activeColumn] = this.#active;
@@ -242,7 +244,7 @@ export class Heatmap {
     return cell;
   }
 
-  // The labels stay in place while the cells scroll, so a cell must not lie behind them.
+  // Scrolls until the active cell is visible and not behind the labels, which stay in place while the cells scroll.
   #reveal() {
     const { left, top } = this.#parts;
     const [y, x] = this.#active.map((index) => index * this.#size);
@@ -254,7 +256,7 @@ export class Heatmap {
   }
 }
 
-// Seen on pale and on dark cells alike.
+// Draws a shape on top of a wider one in the page's colour, so that it is visible on pale and on dark cells.
 const haloed = (name, className, shape) => ["halo", className].map((each) => svg(name, { class: each, ...shape }));
 
 const clamp = (index, count) => Math.max(0, Math.min(count - 1, index));

@@ -1,12 +1,12 @@
-// Weights as lines between the words of the source, on the left, and of the target, on the right.
+// Draws weights as lines between the source words, on the left, and the target words, on the right.
 
 import { element, figure, fitted, label, rove, svg, textWidth, visible } from "./dom.js";
 
-const PITCH = 28; // pixels between two words of the longer side
-const TIGHTEST = 18;
-const LABEL = 130;
-const FAINTEST = 0.03; // of the largest weight: weaker ones have no line
-const FIGURES = 32; // room for a weight, pixels
+const PITCH = 28; // distance between two words of the longer side, in pixels
+const TIGHTEST = 18; // smallest distance between two source words beside a heatmap, in pixels
+const LABEL = 130; // width of the longest word, in pixels
+const FAINTEST = 0.03; // weights below this share of the largest weight have no line
+const FIGURES = 32; // width of the space for a weight, in pixels
 
 export class Links {
   #root;
@@ -16,13 +16,14 @@ export class Links {
   #sides = [];
   #drawn = null;
 
-  // `light(row, column)` hears which target and source word is pointed at.
+  // Calls `light(row, column)` when the user points at another target word (row) or source word (column); null means none.
   constructor(root, { light }) {
     this.#root = root;
     this.#light = light;
   }
 
-  // view: as Heatmap's. `rows` of a heatmap beside it: the target's words stand at its rows.
+  // Draws a view, which is that of `Heatmap.show`. If there is a heatmap on the left, `rows` are its rows: the target words are
+  // then at the same heights.
   show(view, rows = { top: 0, pitch: PITCH }) {
     const focused = this.#focused();
     this.#view = view;
@@ -85,7 +86,8 @@ export class Links {
     );
   }
 
-  // Weights stand at the source's words for a target word, and the other way round.
+  // Returns the weight to write beside a word (axis 0: target, 1: source), 0 for none. If a target word is pointed at, its weights
+  // are written beside the source words, and the other way round.
   #shownWeight(axis, index, row, column) {
     const { weights } = this.#view;
     if (axis && row !== null && (column === null || column === index)) return weights[row][index];
@@ -156,7 +158,7 @@ export class Links {
   }
 }
 
-// The scale below the pictures.
+// Makes the legend of a scale.
 export function legend(scale, levels, colour) {
   const steps = levels.map((level, index) =>
     svg("rect", { x: index * 4, y: 0, width: 4.5, height: 10, fill: colour(level) }),

@@ -1,4 +1,5 @@
-// What is asked of the service, and what is known: translations found, the translation of one's own, steerings of both.
+// The session asks the service for translations and keeps its answers: the translations found by a search ("found"), the scores
+// of the translation that the user has typed ("own"), and the steerings of both.
 
 import { Latest, post } from "./api.js";
 import { searchSettings } from "./state.js";
@@ -9,21 +10,21 @@ const oneLine = (text) => text.replace(/\s+/g, " ").trim();
 export class Session {
   models = [];
   state;
-  found = null; // { hypotheses, tree, subject }
-  selected = 0; // of the hypotheses
-  own = null; // a hypothesis with the text of one's own, and { model, text } that it was scored with
-  shown = "found"; // or "own": which of them the pictures show
-  before = null; // the text of the translation before it was steered
+  found = null; // { hypotheses, tree, subject }; subject is the { model, text } of the request
+  selected = 0; // index of the selected hypothesis in found.hypotheses
+  own = null; // hypothesis with the text that the user has typed, and its subject
+  shown = "found"; // whether the pictures show a translation found ("found") or the user's ("own")
+  before = null; // text of the translation found, before it was steered
   steering = { found: new Steering(), own: new Steering() };
   busy = false;
   errors = { found: "", own: "" };
-  seconds = null; // that the last search took
+  seconds = null; // duration of the last search
   #latest = { found: new Latest(), own: new Latest() };
   #kept = { prefix: null, attend: null };
   #changed;
   #denied;
 
-  // `changed()` hears of every news, `denied(error)` that a token is needed.
+  // Calls `changed()` after every change of the session, and `denied(error)` when the service needs a token.
   constructor(state, { changed, denied }) {
     this.state = state;
     this.#changed = changed;
@@ -43,17 +44,18 @@ export class Session {
     return this.shown === "own" ? this.own : (this.found?.hypotheses[this.selected] ?? null);
   }
 
-  // The model and the text that this translation is of; while newer ones are on their way they are not the page's.
+  // The model and source text of the translation that the pictures show. They may be older than those of the page, until a new
+  // answer comes.
   get subject() {
     return (this.shown === "own" ? this.own : this.found)?.subject ?? this;
   }
 
-  // Whether the pictures show a translation of the page's text by its model, rather than one of the text before.
+  // Whether the translation that the pictures show is of the page's present text and model.
   get current() {
     return this.subject.text === this.text && this.subject.model === this.model;
   }
 
-  // Text, model or settings have changed, so that steerings mean nothing any more.
+  // Asks for everything anew, after text, model or settings have changed. Steerings are removed: they belong to an old translation.
   async restart() {
     this.steering.found.clear();
     this.steering.own.clear();
@@ -62,7 +64,7 @@ export class Session {
     await Promise.all([this.search(), this.force()]);
   }
 
-  // false after an error; so is `force`.
+  // Searches for translations of the page's text. Returns false after an error.
   async search() {
     const { model, state, text } = this;
     if (!model || !text) {
@@ -91,7 +93,7 @@ export class Session {
     return answer !== null;
   }
 
-  // Forced decoding of the text of one's own.
+  // Scores the translation that the user has typed (forced decoding). Returns false after an error.
   async force() {
     const { model, text } = this;
     const target = oneLine(this.state.own);
@@ -110,7 +112,7 @@ export class Session {
     return answer !== null;
   }
 
-  // Steers the translation shown, or takes a steering back that is there already.
+  // Steers a step of the translation shown to a source position, or removes this steering if it exists already.
   steer(step, position) {
     const steering = this.steering[this.shown];
     if (steering.has(step, position)) return this.unsteer(step);
@@ -125,7 +127,8 @@ export class Session {
     return this.#resteer(0, () => this.steering[this.shown].clear());
   }
 
-  // What the service refuses is as if it had not been steered. A translation of the text before cannot be steered.
+  // Changes the steering of `step` and asks for the new translation. If the service refuses it, everything is restored. A
+  // translation of an older text or model cannot be steered.
   async #resteer(step, change) {
     if (!this.current) return;
     const { shown, hypothesis } = this;
@@ -143,7 +146,7 @@ export class Session {
     this.#changed();
   }
 
-  // null after an error, undefined if the answer is no longer wanted.
+  // Sends a request. Returns its answer, null after an error, or undefined if the answer is no longer wanted.
   async #ask(place, path, body) {
     const waiting = (said) => {
       this.errors[place] = said;

@@ -1,21 +1,21 @@
-// What the page shows, and its copy in the address's fragment, so that a view can be passed on as a link.
+// The state of the page, and its copy in the fragment of the address, so that a link opens the page in the same state.
 
 export const VIEWS = ["alignment", "beam", "compare"];
 export const PICTURES = ["both", "heatmap", "links"];
 export const UNITS = ["tokens", "words"];
 export const PENALTIES = ["none", "average", "gnmt"];
-export const MOST_MODELS = 6; // side by side
+export const MOST_MODELS = 6; // models that can be shown side by side
 
 const DEFAULTS = {
   text: "",
   own: "",
-  model: "", // the service's default
-  models: [], // side by side
+  model: "", // name; "" is the service's default model
+  models: [], // names of the models that are shown side by side
   view: "alignment",
   pictures: "both",
   unit: "tokens",
-  weights: "attention", // or saliency, difference, head-1, ...
-  nbest: null, // null: the model's own settings
+  weights: "attention", // or "saliency", "difference", "head-1", ...
+  nbest: null, // here and in the next three, null takes the model's setting
   beam_size: null,
   length_penalty: null,
   alpha: null,
@@ -24,7 +24,7 @@ const DEFAULTS = {
 const ALLOWED = { view: VIEWS, pictures: PICTURES, unit: UNITS, length_penalty: PENALTIES };
 const NUMBERS = new Set(["nbest", "beam_size", "alpha"]);
 
-// The state that a fragment tells, and the token it may hold. What it does not tell or tells wrongly is the default.
+// Reads the state from a fragment, and the token if there is one. Values that are missing or not allowed become the default.
 export function readFragment(fragment) {
   const given = new URLSearchParams(fragment.replace(/^#/, ""));
   const state = { ...DEFAULTS };
@@ -48,12 +48,13 @@ export function fragmentOf(state) {
   return String(written);
 }
 
-// What a request says about the search. An empty n-best list is five, or as many as the beam holds; an empty beam size is the
-// model's, or as many as are listed.
+// Makes the settings of the search for a request. If the state has no nbest, it is five, or the beam size if that is smaller. If
+// the state has no beam size, it is null, which is the model's setting, or nbest if the list needs a larger beam.
 export function searchSettings(state, model) {
   const beam = state.beam_size ?? model.beam_size ?? 5;
   const { length_penalty, alpha } = state;
   const nbest = state.nbest ?? Math.min(5, beam);
-  const beam_size = state.beam_size ?? (model.length_penalty !== null && nbest > beam ? nbest : null); // beam search alone has a penalty
+  // Only models with beam search have a length penalty, and only they take a beam size.
+  const beam_size = state.beam_size ?? (model.length_penalty !== null && nbest > beam ? nbest : null);
   return { nbest, beam_size, length_penalty, alpha };
 }

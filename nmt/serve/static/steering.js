@@ -1,15 +1,15 @@
-// Steering: at some steps the model must attend to a source position that one chose.
+// Steering: at some steps, the model must attend to a source position that the user has chosen.
 
 import { element, isolated, visible } from "./dom.js";
 
 export class Steering {
-  #positions = new Map(); // by step
+  #positions = new Map(); // step -> source position
 
   get size() {
     return this.#positions.size;
   }
 
-  // Cells of the heatmap: [[step, position]].
+  // The steered cells of the heatmap, [[step, position]], in the order of the steps.
   get cells() {
     return [...this.#positions].sort(([a], [b]) => a - b);
   }
@@ -18,7 +18,7 @@ export class Steering {
     this.#positions = new Map(cells);
   }
 
-  // For a request; null where nothing is steered.
+  // The field `attend` of a request: step -> position, or null if no step is steered.
   get attend() {
     return this.size ? Object.fromEntries(this.cells) : null;
   }
@@ -27,7 +27,8 @@ export class Steering {
     return this.#positions.get(step) === position;
   }
 
-  // In a search the translation changes from this step on, so that later steerings lose their meaning.
+  // Steers a step. Unless `keepLater`, the steerings of later steps are removed: in a search, the tokens from this step on may
+  // change.
   add(step, position, keepLater) {
     if (!keepLater) for (const later of [...this.#positions.keys()]) if (later > step) this.#positions.delete(later);
     this.#positions.set(step, position);
@@ -41,13 +42,13 @@ export class Steering {
     this.#positions.clear();
   }
 
-  // What a search must keep and attend to, after a change at `step` of the translation with these tokens.
+  // Makes the fields of a search request after the steering of `step` has changed: the tokens before it are kept as the prefix.
   request(step, tokens) {
     return this.size ? { prefix: tokens.slice(0, step), attend: this.attend } : { prefix: null, attend: null };
   }
 }
 
-// The list of steerings, each with a button that removes it. `before` is the text without steering, or null.
+// Shows the list of steerings, each with a button that removes it. `before` is the translation without steering, or null.
 export function showSteerings(box, steering, { tokens, sourceTokens, before, remove, clear }) {
   box.hidden = !steering.size;
   if (!steering.size) {

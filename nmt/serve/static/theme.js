@@ -1,10 +1,11 @@
-// Light or dark: the system's choice, until one chooses oneself.
+// The light or dark theme: the system's, until the user chooses one.
 
 import { isDark } from "./colours.js";
 
 const KEY = "nmt-theme";
 
-// `changed()` hears of every change, because pictures have colours of their own.
+// Applies the theme chosen earlier, and lets `button` switch it. Calls `changed()` after every change, because the pictures do
+// not take their colours from the style sheet.
 export function startTheme(button, changed) {
   const root = document.documentElement;
   const stored = localStorage.getItem(KEY);

@@ -1,10 +1,10 @@
-// The translations that were found, and how probable the words of one are.
+// The list of translations found, the probabilities of the words of one translation, and the list of examples.
 
 import { differences, marked, parts } from "./diff.js";
 import { element, figure, isolated, piece, probability, visible } from "./dom.js";
 import { sumToWords, wordTexts } from "./words.js";
 
-// The n-best list as radio buttons; words that differ from `before` are marked.
+// Shows the n-best list as radio buttons. Words that differ from the text `before` are marked, unless it is null.
 export function showTranslations(box, hypotheses, { selected, before, select }) {
   const focused = box.contains(document.activeElement);
   const items = hypotheses.map((hypothesis, index) => {
@@ -24,7 +24,7 @@ export function showTranslations(box, hypotheses, { selected, before, select }) 
   if (focused) box.querySelector(":checked")?.focus();
 }
 
-// Each word (or sub-word) above its probability, and the figures of the whole.
+// Shows each word (or sub-word) above its probability, and figures of the whole translation.
 export function showProbabilities(box, hypothesis, unit) {
   if (!hypothesis) {
     box.replaceChildren();
@@ -53,7 +53,7 @@ export function showProbabilities(box, hypothesis, unit) {
   box.replaceChildren(element("div", direction, words), element("dl", { className: "facts" }, list));
 }
 
-// Examples to begin with.
+// Shows example sentences as buttons. Calls `choose(text)` when the user clicks one.
 export function showExamples(box, examples, choose) {
   const buttons = examples.map((text) =>
     element("button", { type: "button", className: "example", on: { click: () => choose(text) } }, isolated(text)),

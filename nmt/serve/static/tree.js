@@ -2,13 +2,15 @@
 
 import { element, figure, fitted, isolated, label, probability, svg, visible } from "./dom.js";
 
-const [WIDTH, HEIGHT, ACROSS, BETWEEN, TOP] = [108, 38, 42, 8, 34]; // pixels: a node, the gaps, the columns' headings
-const ROOT = 30; // pixels left of the first column
-const MANY = 600; // nodes: from here on pruned ones are hidden at first
+// Pixels: size of a node, gap between columns, gap between the nodes of a column, height of the headings.
+const [WIDTH, HEIGHT, ACROSS, BETWEEN, TOP] = [108, 38, 42, 8, 34];
+const ROOT = 30; // pixels on the left of the first column, where the root is drawn
+const MANY = 600; // in a tree with more nodes, the pruned ones are hidden at first
 const FATES = { kept: "kept", ended: "ended", pruned: "pruned" };
-const BEAT = 900; // milliseconds a step while playing
+const BEAT = 900; // milliseconds that each step is shown while playing
 
-// Nodes with what a tree of the service leaves implicit: column, parent node, probability of the step, hypothesis so far.
+// Makes the nodes of a tree of the service, with what its answer only implies: column, parent node, children, tokens of the
+// hypothesis so far, and `share`, the probability of the node's token.
 function nodesOf(steps) {
   const columns = [];
   steps.forEach((step, column) => {
@@ -31,14 +33,14 @@ const rank = (a, b) => (a.fate === "pruned") - (b.fate === "pruned") || b.score 
 export class Tree {
   #parts;
   #columns = [];
-  #shown = []; // by column, from top to bottom
+  #shown = []; // visible nodes of each column, from top to bottom
   #upTo = 0;
   #selected = [];
   #active = null;
   #timer = 0;
   #svg = null;
 
-  // parts: { box, detail, story, slider, pruned (a checkbox), play }.
+  // parts: elements of the page, { box, detail, story, slider, pruned (a checkbox), play }.
   constructor(parts) {
     this.#parts = parts;
     parts.slider.addEventListener("input", () => this.#step(Number(parts.slider.value)));
@@ -47,7 +49,7 @@ export class Tree {
     parts.box.addEventListener("pointerleave", () => this.#light(null));
   }
 
-  // `tokens` are those of the selected translation, whose path is set off.
+  // Shows a tree, and highlights the path of the selected translation, which has these tokens.
   show(steps, tokens) {
     const same = this.#columns.source === steps;
     if (!same) {
@@ -112,7 +114,7 @@ export class Tree {
         nodes.append(node.shape);
       });
     });
-    // The chosen path is drawn above the others.
+    // The edges of the selected path go to the end of the group, so that they are drawn over the others.
     for (const node of this.#selected) if (node.edge?.parentNode === edges) edges.append(node.edge);
     this.#svg.append(edges, nodes);
     this.#parts.box.replaceChildren(this.#svg);
@@ -187,7 +189,7 @@ export class Tree {
     this.#go(next);
   }
 
-  // Lights the way to a node and says what it is.
+  // Highlights the path to a node and describes its hypothesis; null ends both.
   #light(node) {
     for (const lit of this.#svg?.querySelectorAll(".lit") ?? []) lit.classList.remove("lit");
     this.#svg?.classList.toggle("dim", node !== null);

@@ -1,11 +1,12 @@
-// Sub-words and words, by the rules of nmt/data/word_alignment.py.
+// Merges sub-words (pieces) to words by the rules of nmt/data/word_alignment.py.
 
 const START = "▁"; // SentencePiece's mark of a space
 const END = "</s>";
 const UNKNOWN = "<unk>";
 
-// The index of the word that each piece belongs to. A word starts at "▁", at "</s>" and after it; "<unk>" is one of its own;
-// a lone "▁" belongs to what follows; a "▁" inside a piece counts as a word more.
+// Returns the index of the word that each piece belongs to. A word starts at a piece that begins with "▁", at "</s>" and after
+// "</s>". "<unk>" is a word by itself, together with a piece "▁" before it. After a piece with "▁" inside, the index grows by one
+// for each "▁" inside.
 export function wordsOfPieces(pieces) {
   const words = [];
   pieces.forEach((piece, index) => {
@@ -19,7 +20,7 @@ export function wordsOfPieces(pieces) {
   return words;
 }
 
-// The texts of the words.
+// Returns the text of each word.
 export function wordTexts(pieces) {
   const membership = wordsOfPieces(pieces);
   const texts = Array.from({ length: count(membership) }, () => "");
@@ -27,7 +28,8 @@ export function wordTexts(pieces) {
   return texts.map((text) => text.trim());
 }
 
-// (T, S) of pieces -> (T, S) of words: sums over a source word's pieces, means over a target word's. Rows keep their sum.
+// Merges the weights of pieces (T, S) to weights of words: sums over the pieces of a source word, and means over the pieces of
+// a target word. So each row of a word sums to the mean of its pieces' sums.
 export function mergeToWords(weights, targetPieces, sourcePieces) {
   const target = wordsOfPieces(targetPieces);
   const source = wordsOfPieces(sourcePieces);
@@ -40,7 +42,7 @@ export function mergeToWords(weights, targetPieces, sourcePieces) {
   return merged;
 }
 
-// Log-probabilities of pieces -> of words, which are sums.
+// Sums the log-probabilities of the pieces of each word.
 export function sumToWords(values, pieces) {
   const membership = wordsOfPieces(pieces);
   const sums = new Array(count(membership)).fill(0);
