@@ -1,6 +1,7 @@
-"""Training a run.
+"""Train a run.
 
-Begin with `job.py` (prepare, build, fit, evaluate), then `trainer.py` (an update) and `loop.py` (what happens between
-updates). `losses.py` is what is minimised, `start.py` where the initial weights come from, `checkpoint.py` what a run
-resumes from, `journal.py` where numbers and pictures go, `graphs.py` records CUDA graphs.
+Read `job.py` first (prepare, build, fit, evaluate), then `trainer.py` (a single update) and `loop.py` (logging,
+validation and checkpoints between updates). `losses.py` computes the objective, `validation.py` scores the validation
+split, `start.py` loads initial parameters and teachers, `checkpoint.py` checks checkpoints and records signals to stop,
+`journal.py` writes numbers and pictures, and `graphs.py` records CUDA graphs.
 """

@@ -1,4 +1,4 @@
-"""Checkpoints: what a run resumes from, which validation is the best, and the signals that end a run early."""
+"""Checks checkpoints before a run resumes, tracks the best validation, and records signals to stop."""
 
 import logging
 import math
@@ -18,7 +18,9 @@ from nmt.config.schema.training import LOWER_IS_BETTER
 from nmt.model.checkpoints import read_checkpoint, same_form
 from nmt.system.distributed import Interrupted
 
-SAME_CTRL_C = 2.0  # seconds in which a launcher may pass on the Ctrl-C that the terminal has sent to all processes
+# Seconds after the first signal in which a SIGINT counts as the same Ctrl-C: the terminal sends Ctrl-C to all
+# processes, and a launcher may pass it on as well.
+SAME_CTRL_C = 2.0
 log = logging.getLogger(__name__)
 
 
@@ -31,9 +33,10 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def check(state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Check that a state has the sizes of this model and optimizer, and numbers where numbers are expected.
+    """Check that a checkpoint has the tensor shapes of this model and optimizer, and valid numbers.
 
-    Raises ValueError for the wrong size or number, any other exception for the wrong structure.
+    Raises ValueError for a wrong shape or number. A checkpoint with another structure raises any exception, such as
+    KeyError.
     """
     weights = model.state_dict()
     if not all(same_form(state[name], weights) for name in ("model", "updated") if name in state):
@@ -59,9 +62,9 @@ def check(state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimi
 
 @contextmanager
 def swapped_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """Give the model these weights within this context; afterwards it has its previous ones again, bit for bit.
+    """Load a state dict into the model within this context; at its end, restore the previous values bit for bit.
 
-    Values are copied into the model's tensors, so tied parameters stay tied and cuDNN's weights contiguous.
+    Values are copied into the model's tensors: tied parameters stay tied, and cuDNN's parameters stay contiguous.
     """
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     try:
@@ -72,17 +75,17 @@ def swapped_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator
 
 
 class EarlyStopping:
-    """Follows the monitored score and ends a run when it has not improved for too long."""
+    """Tracks the best monitored score, and decides when it has not improved for too long."""
 
     def __init__(self, monitor: str, patience: int | None) -> None:
-        """patience: how many validations without improvement end the run; None: any number is fine."""
+        """patience: number of validations in a row without improvement that ends the run; None for no limit."""
         self.monitor, self.patience = monitor, patience
         self.best: float | None = None
         self.best_step = 0
         self.waited = 0  # validations since the best one
 
     def update(self, scores: dict[str, float], step: int) -> bool:
-        """Record a validation. Returns whether it is the best so far; an equal score or NaN is not."""
+        """Record a validation's scores. Returns whether it is the best so far; an equal or non-finite score is not."""
         score = scores[self.monitor]
         sign = -1 if self.monitor in LOWER_IS_BETTER else 1
         better = math.isfinite(score) and (self.best is None or sign * score > sign * self.best)
@@ -94,11 +97,11 @@ class EarlyStopping:
 
     @property
     def exhausted(self) -> bool:
-        """Is the patience exhausted?"""
+        """Have `patience` validations in a row brought no improvement?"""
         return self.patience is not None and self.waited >= self.patience
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint must store: the best score and its step, and the validations since."""
+        """Return what a checkpoint must store: the best score, its step, and the number of validations since then."""
         return {"best": self.best, "best_step": self.best_step, "waited": self.waited}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -109,8 +112,8 @@ class EarlyStopping:
 class StopSignals:
     """Records SIGINT, SIGTERM and SIGHUP (closed terminal), unless the process ignores them, as under nohup.
 
-    A cluster's launcher installs its own handlers (submitit: SIGUSR2 saves and requeues the job, SIGTERM is ignored).
-    Its SIGTERM and SIGHUP handlers stay; its SIGUSR2 handler is called once the checkpoint is saved.
+    A cluster's launcher may have installed handlers (submitit: SIGUSR2 saves and requeues the job, SIGTERM is ignored).
+    Its SIGTERM and SIGHUP handlers stay. SIGUSR2 is recorded, and its handler is called once the checkpoint is saved.
     """
 
     def __init__(self) -> None:
@@ -134,13 +137,14 @@ class StopSignals:
             signal.signal(number, handler)
 
     def check(self, _: int = 0) -> None:
-        """Raises Interrupted if a signal was received."""
+        """Raise Interrupted if a signal was received. The ignored argument lets this serve as a progress callback."""
         if self.received is not None:
             raise Interrupted(self.received)
 
     @contextmanager
     def saving(self, save: Callable[[], object]) -> Iterator[None]:
-        """Record signals within this context and, if one of them ends it, while `save` runs."""
+        """Record signals within this context. If Interrupted ends it, call `save`, still recording, and then the
+        launcher's handler."""
         with self:
             try:
                 yield
@@ -151,7 +155,7 @@ class StopSignals:
                 raise
 
     def _call_launcher(self) -> None:
-        """Call the launcher's handler of the received signal; it may end the process."""
+        """Call the launcher's handler if SIGUSR2 was received; it may end the process."""
         if self.received == signal.SIGUSR2:
             handler: Callable[[int, FrameType | None], object] = self._previous[self.received]
             handler(self.received, None)
@@ -161,4 +165,4 @@ class StopSignals:
             self.received, self._received_at = number, time.monotonic()
         elif number == signal.SIGINT and time.monotonic() - self._received_at > SAME_CTRL_C:
             raise KeyboardInterrupt  # a second Ctrl-C stops at once, without a checkpoint
-        # Ignore the repetition of other signals: when a terminal closes, both the shell and the kernel send SIGHUP.
+        # Other repeated signals are ignored: when a terminal closes, both the shell and the kernel send SIGHUP.

@@ -1,7 +1,7 @@
-"""Forward and backward passes as CUDA graphs: recorded once per shape of a batch, then launched as a whole.
+"""Runs forward and backward passes as CUDA graphs: records one for each shape of a batch, then launches it as a whole.
 
-A recurrent decoder launches dozens of small kernels at each step. Python needs longer to launch them than the GPU to
-compute them, so that without graphs the GPU mostly waits.
+A recurrent decoder launches dozens of small kernels at each step. Python takes longer to launch them than the GPU takes
+to compute them, so that without graphs the GPU mostly waits. In this file, "passes" are a forward and a backward pass.
 
 Shapes: B batch, S source positions, T target positions.
 """
@@ -24,15 +24,15 @@ from nmt.training.losses import Value
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-LENGTH_STEP = 8  # lengths are padded to a multiple of this
+LENGTH_STEP = 8  # source and target lengths are padded to a multiple of this
 Shape = tuple[int, int, int]  # B, S, T
 Passes = Callable[[Batch, Tensor | int, int], Value]
-"""(batch on the device, target tokens to divide by, number of the update) -> the batch's value; adds to the parameters'
-gradients."""
+"""Runs the passes on a batch: (batch on the device, target tokens to divide by, number of the update) -> its value.
+Adds the gradient, divided by the target tokens, to the parameters' gradients."""
 
 
 def padded_shape(batch: Batch) -> Shape:
-    """Return the smallest shape for a batch in which lengths are multiples of 8, and B is 2^n or 3 * 2^n."""
+    """Return the smallest shape (B, S, T) that holds a batch, with B = 2^n or 3 * 2^n, and S and T multiples of 8."""
     (B, S), T = batch.source.shape, batch.target_in.shape[1]
     power = 1 << (B - 1).bit_length()
     rows = power // 4 * 3 if 0 < B <= power // 4 * 3 else power
@@ -40,7 +40,7 @@ def padded_shape(batch: Batch) -> Shape:
 
 
 def pad_to(batch: Batch, shape: Shape, source_pad: int, target_pad: int) -> Batch:
-    """Pad a batch to this shape. An added sentence has one source position and no target token."""
+    """Pad a batch to this shape. An added sentence has source length 1, and only padding as its target."""
     B, S, T = shape
 
     def padded(tensor: Tensor, length: int, value: int) -> Tensor:
@@ -60,17 +60,19 @@ def pad_to(batch: Batch, shape: Shape, source_pad: int, target_pad: int) -> Batc
 
 
 class CUDARecorder:
-    """Records CUDA graphs. All of them use the same memory, as they never run at the same time."""
+    """Records CUDA graphs, which all use the same memory because no two run at the same time."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.pool = device, torch.cuda.graph_pool_handle()
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def compute(self, passes: Callable[[], Value]) -> Value:
-        """Run passes that will be recorded next, on the recording stream, to which autograd's nodes that add to
-        gradients must belong."""
-        gc.collect()  # cycles left by earlier passes would keep such nodes alive on the other stream
-        release_memory()  # what torch keeps for passes on the other stream cannot serve this one
+        """Run, without recording, the passes that will be recorded next, on the stream that will record them.
+
+        Autograd's nodes that add to gradients must be created on the recording stream before the recording.
+        """
+        gc.collect()  # reference cycles of earlier passes would keep nodes alive that belong to another stream
+        release_memory()  # torch cannot use memory on this stream that it caches for another one
         others = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(others)
         try:
@@ -80,16 +82,17 @@ class CUDARecorder:
             others.wait_stream(self.stream)
 
     def record(self, passes: Callable[[], Value]) -> tuple[Value, Callable[[], None]]:
-        """Record passes without running a kernel. Returns the tensors that they write, and a function that runs them.
+        """Record passes as a graph, without running a kernel.
 
-        Raises RuntimeError if the passes cannot be recorded.
+        Returns the tensors that the graph writes, and a function that launches it. Raises RuntimeError if the passes
+        cannot be recorded.
         """
         graph, others = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
         try:
             value = self._record(graph, passes, self.pool)
         except RuntimeError:
-            # torch does not clean up: the recording stream stays current, and the generator in the recording. A second
-            # recording resets the generator.
+            # After a failure, torch leaves the recording stream current, and its random generator in recording mode.
+            # A second recording resets the generator.
             torch.cuda.set_stream(others)
             with suppress(RuntimeError):
                 self._record(torch.cuda.CUDAGraph(), lambda: torch.zeros((), device=self.device))
@@ -97,28 +100,31 @@ class CUDARecorder:
         return value, graph.replay
 
     def _record(self, graph: torch.cuda.CUDAGraph, passes: Callable[[], T], pool: Any = None) -> T:  # noqa: ANN401
-        # "thread_local": a thread of NCCL asks for the state of its work at any time.
+        # "thread_local" allows calls to CUDA by other threads: one of NCCL queries the state of its work at any time.
         with torch.cuda.graph(graph, pool=pool, stream=self.stream, capture_error_mode="thread_local"):
             return passes()
 
 
 class Recording(NamedTuple):
-    """The recorded passes of one shape."""
+    """A CUDA graph of the passes over batches of one shape, with the tensors that it reads and writes."""
 
-    batch: Batch  # the tensors that the passes read, all on the device
-    tokens: Tensor  # () to divide by
-    value: Value  # the tensors that they write; other recordings, when launched, may overwrite them
+    batch: Batch  # input; all tensors are on the device
+    tokens: Tensor  # () input: number of target tokens to divide gradients by
+    value: Value  # output; launching another recording may overwrite it
     launch: Callable[[], None]
 
     @classmethod
     def make(cls, passes: Passes, batch: Batch, step: int, recorder: CUDARecorder) -> Self:
-        """Record the passes for batches of this one's shape, in this update and later ones."""
+        """Record the passes over batches of this batch's shape, for this update and later ones.
+
+        The batch's tensors become the input of the recording.
+        """
         tokens = torch.ones((), device=batch.source.device)
         value, launch = recorder.record(lambda: passes(batch, tokens, step))
         return cls(batch, tokens, value, launch)
 
     def __call__(self, batch: Batch, tokens: int) -> Value:
-        """Compute the value of another batch of this shape, on the device."""
+        """Compute the value of a batch of the recorded shape on the device: copy it to the input, launch the graph."""
         for recorded, new in zip(_tensors(self.batch), _tensors(batch), strict=True):
             recorded.copy_(new, non_blocking=True)
         self.tokens.fill_(tokens)
@@ -127,7 +133,7 @@ class Recording(NamedTuple):
 
 
 class GraphedPasses:
-    """Runs forward and backward passes; records those of a shape when it occurs for the second time."""
+    """Runs forward and backward passes, and records them when a shape occurs for the second time."""
 
     def __init__(
         self,
@@ -138,18 +144,19 @@ class GraphedPasses:
         limit: int,
         recorder: CUDARecorder | None = None,
     ) -> None:
-        """parameters: all of the model; pads: ids of source and target padding; limit: of recordings."""
+        """parameters: all parameters of the model; pads: ids of source and target padding; limit: most recordings."""
         self.passes, self.parameters, self.pads = passes, parameters, pads
         self.device, self.limit = device, limit
         self.recorder = CUDARecorder(device) if recorder is None else recorder
         self.seen: Counter[Shape] = Counter()
         self.recordings: dict[Shape, Recording] = {}
-        # Of the parameters that have a gradient, the tensors that all recordings add to; known after the first passes.
+        # For each parameter with a gradient, the tensor that all recordings add its gradient to. Filled after the first
+        # batch, which shows which parameters have a gradient.
         self.gradients: dict[nn.Parameter, Tensor] = {}
         self.can_record = False
 
     def clear_gradients(self) -> None:
-        """Take the place of `zero_grad` before each update: zero the tensors that the recordings add to."""
+        """Replace the optimizer's `zero_grad` before each update: zero the tensors that recordings add to, in place."""
         self.can_record = len(self.gradients) > 0
         if self.can_record:
             torch._foreach_zero_(list(self.gradients.values()))
@@ -157,10 +164,10 @@ class GraphedPasses:
             parameter.grad = self.gradients.get(parameter)
 
     def __call__(self, batch: Batch, tokens: int, step: int) -> Value:
-        """Compute the value of a batch that is on the CPU. Adds its gradient, divided by `tokens`, to the parameters'.
+        """Compute the value of a batch on the CPU, and add its gradient / `tokens` to the parameters' gradients.
 
-        Where a recording may come later, the batch is padded and the lengths are on the device even without one, so
-        that dropout draws the same masks.
+        A batch is padded, and its lengths are moved to the device, even before its shape is recorded: so dropout draws
+        the same masks with and without a recording. Once the limit is reached, this ends for shapes without one.
         """
         shape = padded_shape(batch)
         if shape not in self.recordings and len(self.recordings) >= self.limit:
@@ -182,7 +189,7 @@ class GraphedPasses:
         return value
 
     def _record(self, shape: Shape, batch: Batch, tokens: int, step: int) -> Value:
-        """Compute the value of a batch, and record the passes for the next ones of its shape."""
+        """Compute the value of a batch, and record the passes for later batches of its shape."""
         value = self.recorder.compute(lambda: self.passes(batch, tokens, step))
         try:
             self.recordings[shape] = Recording.make(self.passes, batch, step, self.recorder)

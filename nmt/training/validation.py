@@ -1,7 +1,4 @@
-"""Validation: loss, scores and samples of the validation split.
-
-Shapes: as in nmt.model.seq2seq.
-"""
+"""Validation: computes loss and scores of the validation split, and picks sample translations."""
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -32,21 +29,21 @@ def monitored_comet(config: schema.TrainConfig, device: torch.device) -> Comet |
 
 
 class Sample(NamedTuple):
-    """A sentence that a validation shows."""
+    """A sentence pair whose translation is shown after a validation."""
 
     source: str
     reference: str
     translation: Translation
-    explanation: Explanation | None  # with saliency
+    explanation: Explanation | None  # saliency; None unless validation.saliency is set
 
 
 class Validation(NamedTuple):
     """The outcome of a validation."""
 
-    # Loss in nats per token, perplexity, BLEU and the monitored metric; with attention its entropy, the share of </s>
-    # and AER.
+    # Loss in nats per token, perplexity, BLEU and the monitored metric. For a model with attention also the entropy of
+    # its weights, the weight on </s>, and AER if there are gold alignments.
     scores: dict[str, float]
-    samples: list[Sample]  # on rank 0
+    samples: list[Sample]  # on rank 0, else empty
 
 
 class Validator:
@@ -61,8 +58,8 @@ class Validator:
         config: ValidationConfig,
         progress: Progress,
     ) -> None:
-        """batches: of the split; comet: on rank 0, if COMET is monitored; progress: called after each batch, may raise
-        to end the validation.
+        """batches: those of the validation split; comet: given only on rank 0 and if COMET is monitored; progress:
+        called after each batch with its number of sentences, and may raise to end the validation.
 
         Raises UserError if AER is monitored and the split has no gold alignments.
         """
@@ -110,7 +107,8 @@ class Validator:
 
     @torch.no_grad()
     def _loss(self, plan: Sequence[Indices]) -> tuple[float, int]:
-        """Compute the negative log-likelihood of the references in these batches, in nats, and count their tokens."""
+        """Compute the total negative log-likelihood of the references in these batches, in nats, and count their
+        tokens."""
         model, machine, pad = self.translator.single, self.translator.machine, self.translator.tokenizers.target.pad
 
         def measure(indices: Indices) -> tuple[Tensor, int]:
@@ -140,7 +138,7 @@ def pick_samples(
     translations: Sequence[Translation],
     config: ValidationConfig,
 ) -> list[Sample]:
-    """Pick `config.samples` sentences, spread evenly over all."""
+    """Pick `config.samples` sentences, spread evenly over the split."""
     indices = sorted({int(i) for i in np.linspace(0, len(sources) - 1, min(config.samples, len(sources)))})
     samples = []
     for i in indices:
