@@ -170,7 +170,7 @@ class Bench:
                 readouts = self.model.decoder(embedded, state).readouts
                 end("decoder")
                 cut = readouts.detach().requires_grad_()
-                loss = self.objective.loss.of_decoded(batch, Decoded(cut, Readouts(cut)), batch.target_out)
+                loss = self.objective.token_loss.of_decoded(batch, Decoded(cut, Readouts(cut)), batch.target_out)
                 (loss.total / batch.target_tokens).backward()
             end("output layer and loss, both ways")
             readouts.backward(cut.grad)
@@ -191,7 +191,7 @@ class Bench:
         with FlopCounterMode(display=False) as counter:
             decoded = model(batch.source[few], batch.lengths[few], batch.target_in[few])
             model.output(decoded.readouts)
-        return 3 * counter.get_total_flops() / int((batch.target_out[few] != self.objective.loss.pad).sum())
+        return 3 * counter.get_total_flops() / int((batch.target_out[few] != self.objective.token_loss.pad).sum())
 
     def peak_memory(self) -> int:
         """Return the peak of the memory on the GPU in bytes, or else that of the process."""

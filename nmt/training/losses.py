@@ -1,12 +1,16 @@
-"""What training minimises: a loss on the target tokens, and auxiliary losses on the attention weights, of sampled
-positions and of an inference network.
+"""The objective of training: a token loss, plus auxiliary losses for the attention.
 
-A criterion is a plain, differentiable function of logits, in nats:
+A criterion is a plain, differentiable function that computes token losses from logits, in nats:
 
-    logits (C, n, V) of C passes over a batch, int64 targets (n,)  ->  loss to minimise (n,), terms to report (n,)
+    logits (C, n, V) of C passes over a batch, int64 targets (n,)  ->  token losses (n,), loss terms (n,) by name
 
-The term "loss" is the negative log-likelihood of the target. Shapes: B batch, S source positions, T target positions,
-R readout, V vocabulary, n target positions of a batch in a chunk.
+The word loss stands for three things here:
+- A token loss is what training minimises for one target token.
+- A reduced loss is a sum over the target tokens of a batch. The objective is a sum of reduced losses.
+- Loss terms are only reported. The term "loss" is the negative log-likelihood of the target token.
+
+Shapes: B batch, S source positions, T target positions, R readout, V vocabulary, n target positions in a chunk of a
+batch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,14 +38,17 @@ Terms = dict[str, Tensor]
 
 
 def likelihood(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Terms]:
-    """(1, n, V): label-smoothed cross-entropy (Szegedy et al. 2016, section 7)."""
+    """Compute the label-smoothed cross-entropy of logits (1, n, V)   (Szegedy et al. 2016, section 7)."""
     smoothed, nll = cross_entropy(logits[0], targets, smoothing)
     return smoothed, {"loss": nll, "smoothed_loss": smoothed}
 
 
 def r_drop(logits: Tensor, targets: Tensor, alpha: float, smoothing: float) -> tuple[Tensor, Terms]:
-    """(2, n, V), two predictions with different dropout: half the loss of Liang et al. (2021, eq. 4), which is
-    1/2 (CE_1 + CE_2) + alpha/2 * 1/2 (KL(p_1 || p_2) + KL(p_2 || p_1))."""
+    """Compute half of R-Drop's loss (Liang et al. 2021, eq. 4) from logits (2, n, V) of two passes.
+
+    The passes p_1 and p_2 have different dropout masks. Half of the loss is
+    1/2 (CE_1 + CE_2) + alpha/2 * 1/2 (KL(p_1 || p_2) + KL(p_2 || p_1)), with label-smoothed cross-entropies CE.
+    """
     log_probs = logits.log_softmax(-1)
     smoothed, nll = smoothed_nll(log_probs, targets.expand(2, -1), smoothing)
     divergence = (log_probs.exp().diff(dim=0) * log_probs.diff(dim=0)).sum((0, -1)) / 2
@@ -57,19 +64,22 @@ def distillation(
     teacher_weight: float,
     smoothing: float,
 ) -> tuple[Tensor, Terms]:
-    """(1, n, V): (1 - w) CE + w KL(q || p) with w the teachers' weight and q the mean of the teachers' distributions,
-    from the components of each and their output layers (V, R), (V,)   (Kim and Rush 2016, 3.1; there without the
-    entropy of q, which is constant)."""
+    """Compute (1 - w) CE + w KL(q || p) of a student p with logits (1, n, V)   (Kim and Rush 2016, 3.1).
+
+    w is `teacher_weight`, CE is label-smoothed, and q is the mean of the teachers' distributions. The paper leaves out
+    the entropy of q, which is constant. components, output_layers: see `mean_probabilities`.
+    """
     log_probs = logits[0].log_softmax(-1)
     smoothed, nll = smoothed_nll(log_probs, targets, smoothing)
     q = mean_probabilities(components, output_layers, log_probs.dtype)
-    divergence = functional.kl_div(log_probs, q, reduction="none").sum(-1)  # summed last: two sums would cancel
+    # A single sum: two entropies summed apart would nearly cancel.
+    divergence = functional.kl_div(log_probs, q, reduction="none").sum(-1)
     loss = (1 - teacher_weight) * smoothed + teacher_weight * divergence
     return loss, {"loss": nll, "smoothed_loss": smoothed, "distillation_loss": divergence}
 
 
 def smoothed_nll(log_probs: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    """(..., V), int64 (...) -> label-smoothed cross-entropy and negative log-likelihood (...)."""
+    """Compute label-smoothed cross-entropy and negative log-likelihood: (..., V), int64 (...) -> (...), (...)."""
     nll = -log_probs.gather(-1, targets[..., None])[..., 0]
     return (1 - smoothing) * nll - smoothing * log_probs.mean(-1), nll
 
@@ -78,8 +88,11 @@ def smoothed_nll(log_probs: Tensor, targets: Tensor, smoothing: float) -> tuple[
 def mean_probabilities(
     components: Sequence[Tensor], output_layers: Sequence[tuple[Tensor, Tensor]], dtype: torch.dtype
 ) -> Tensor:
-    """Average the predictions of several models, from the fields of their Components in turn and the output layers
-    ((V, R), (V,)) -> (n, V)."""
+    """Average the distributions that several models predict at n target positions -> (n, V).
+
+    components: the tensors of the first model's Components, then those of the second, and so on; output_layers: weight
+    (V, R) and bias (V,) of each model.
+    """
     fields = len(Components._fields)
     starts = range(0, len(components), fields)
     models = zip((Components(*components[i : i + fields]) for i in starts), output_layers, strict=True)
@@ -90,27 +103,31 @@ def mean_probabilities(
 
 
 class TokenPrediction(NamedTuple):
-    """A batch, what the model predicts for it, and the loss of that."""
+    """What the model decoded for a batch, in one or more passes, and its token losses."""
 
-    batch: Batch  # with as many rows as were decoded
-    decoded: Decoded
-    total: Tensor  # () to minimise, summed over the target tokens
-    terms: Terms  # (B, T) each, 0 on padding; detached
-    passes: int = 1  # over each sentence of the batch
+    batch: Batch  # repeated for each pass: passes * B rows
+    decoded: Decoded  # passes * B rows
+    total: Tensor  # () reduced loss to minimise: the sum of the token losses
+    terms: Terms  # (B, T) each: loss terms; 0 at padding; detached
+    passes: int = 1  # how often each sentence was decoded
 
 
 class TokenLoss:
-    """Computes a criterion for each target token, given the source and the reference's previous tokens."""
+    """Decodes a batch by teacher forcing, and computes a criterion for each target token."""
 
     can_be_recorded = True  # see Objective.can_be_recorded
 
     def __init__(self, model: Seq2Seq, pad: int, criterion: Criterion, passes: int = 1) -> None:
-        """passes: over the batch, computed as one; each has its own dropout masks."""
+        """passes: how often each sentence is decoded, with different dropout masks; once unless R-Drop needs two."""
         self.model, self.pad, self.criterion, self.passes = model, pad, criterion, passes
 
     def __call__(self, batch: Batch) -> TokenPrediction:
-        """Compute the loss of a batch on the model's device."""
+        """Decode a batch on the model's device in all passes at once, and compute its token losses.
+
+        By default there is a single pass, which decodes each sentence once.
+        """
         repeated = repeat(batch, self.passes)
+        # Row n belongs to pass n // B of sentence n % B. Each pass draws its own numbers; a single pass is copy 0.
         rows = torch.arange(len(repeated.source))
         with copied_draws(rows % len(batch.source), rows // len(batch.source)):
             decoded: Decoded = self.model(
@@ -119,23 +136,28 @@ class TokenLoss:
         return self.of_decoded(repeated, decoded, batch.target_out)
 
     def of_decoded(self, batch: Batch, decoded: Decoded, targets: Tensor) -> TokenPrediction:
-        """Compute the loss of what was decoded in all passes, for targets (B, T)."""
+        """Compute the token losses of what all passes decoded.
+
+        batch: the batch repeated for each pass; targets: (B, T), not repeated.
+        """
         criterion, inputs = self.with_inputs(batch)
         total, terms = self.model.loss(decoded.prediction, targets, self.pad, criterion, *inputs)
         return TokenPrediction(batch, decoded, total, terms, self.passes)
 
     def with_inputs(self, batch: Batch) -> tuple[Criterion, tuple[Tensor, ...]]:
-        """Return the criterion for this batch and what else it reads, (B * T, ...) each."""
+        """Return the criterion for this batch, and further tensors (B * T, ...) that it reads; here none."""
         return self.criterion, ()
 
     def minimised(self, terms: Terms) -> Tensor:
-        """Return what the criterion minimises (B, T), from its terms (B, T): "smoothed_loss", if it reports one, else
-        "loss"."""
+        """Compute the token loss from its terms (or their sums), all of one shape: "smoothed_loss", else "loss".
+
+        This leaves out R-Drop's divergence: the configuration forbids R-Drop where this is used.
+        """
         return terms.get("smoothed_loss", terms["loss"])
 
 
 class Distillation(TokenLoss):
-    """Learns from the predictions of teachers, which read the same batch without dropout."""
+    """A token loss that also follows the predictions of teachers, which decode the same batch without dropout."""
 
     can_be_recorded = False
 
@@ -152,7 +174,8 @@ class Distillation(TokenLoss):
 
     @torch.no_grad()
     def with_inputs(self, batch: Batch) -> tuple[Criterion, tuple[Tensor, ...]]:
-        """Return `distillation` with the teachers' output layers, and the components of their predictions."""
+        """Decode the batch by each teacher; return `distillation` with the teachers' output layers, and the components
+        of their predictions."""
         layers: list[tuple[Tensor, Tensor]] = []
         inputs: list[Tensor] = []
         for teacher in self.teachers:
@@ -165,7 +188,10 @@ class Distillation(TokenLoss):
 
 
 def repeat(batch: Batch, passes: int) -> Batch:
-    """Repeat a batch, pass after pass, so that all passes are decoded at once."""
+    """Repeat the rows of a batch, pass after pass: (B, ...) -> (passes * B, ...). One pass is the batch itself.
+
+    All passes are then decoded at once.
+    """
     if passes == 1:
         return batch
     alignment = batch.alignment
@@ -179,13 +205,14 @@ def repeat(batch: Batch, passes: int) -> Batch:
 
 
 class Auxiliary:
-    """A loss that is added to that of the target tokens."""
+    """An auxiliary loss, which the objective adds to the token losses."""
 
-    start = 0  # updates without it
+    start = 0  # number of updates at the beginning of training in which it is only reported
     can_be_recorded = True  # see Objective.can_be_recorded
 
     def __call__(self, prediction: TokenPrediction) -> tuple[Tensor, Terms]:
-        """Compute sums over the target tokens: () weighted, to minimise, and terms () before weighting."""
+        """Compute sums over the target tokens of all passes: the weighted reduced loss (), and loss terms () before
+        weighting."""
         raise NotImplementedError
 
 
@@ -222,29 +249,35 @@ class GuidedAlignment(Auxiliary):
 
 @dataclass(frozen=True)
 class PolicyGradient(Auxiliary):
-    """Trains the positions that a hard attention samples: REINFORCE, with the negative loss of the tokens as the
-    reward, so that positions and predictions minimise one expected loss. Without label smoothing, the reward is the
-    log-likelihood. A learned baseline is trained beside it, with weight 1."""
+    """Trains the positions that a hard attention samples, by REINFORCE with the negative token loss as the reward.
+
+    Positions and predictions thus minimise the same expected token loss. Without label smoothing, the reward is the
+    log-likelihood. A learned baseline is trained by its regression loss, whose weight is always 1.
+    """
 
     weight: float
     policy: Policy
-    loss: TokenLoss
+    token_loss: TokenLoss
     can_be_recorded = False
 
     def __call__(self, prediction: TokenPrediction) -> tuple[Tensor, Terms]:
         """See Auxiliary."""
         assert prediction.decoded.attention is not None
         assert prediction.decoded.attention.choice is not None
-        counted = prediction.batch.target_out != self.loss.pad
-        result = self.policy(prediction.decoded.attention.choice, -self.loss.minimised(prediction.terms), counted)
+        counted = prediction.batch.target_out != self.token_loss.pad
+        rewards = -self.token_loss.minimised(prediction.terms)
+        result = self.policy(prediction.decoded.attention.choice, rewards, counted)
         terms = {"policy_loss": result.loss, "policy_entropy": result.entropy}
         return self.weight * result.loss + result.regression, terms
 
 
 @dataclass(frozen=True)
 class Divergence(Auxiliary):
-    """KL(q || a_t) between an inference network and the prior, exact for categorical distributions: with the expected
-    loss of the tokens it is the negative evidence lower bound   (Deng et al. 2018, 3)."""
+    """Penalises KL(q_t || a_t) between the positions q_t of an inference network and the attention a_t, their prior.
+
+    The divergence of these categorical distributions is exact. Together with the expected token loss it is the negative
+    evidence lower bound   (Deng et al. 2018, 3).
+    """
 
     weight: float
     pad: int
@@ -261,13 +294,14 @@ class Divergence(Auxiliary):
 
 @dataclass(frozen=True)
 class InferenceGradient(Auxiliary):
-    """Trains an inference network by positions sampled from it: REINFORCE, with the negative loss of the token as the
-    reward and that of soft attention as the baseline   (Deng et al. 2018, eq. 1, without label smoothing).
+    """Trains an inference network by positions sampled from it, with REINFORCE   (Deng et al. 2018, eq. 1, which has no
+    label smoothing).
 
-    The reward is what the prediction minimises, so that the mean over samples is the gradient of the enumerated sum.
+    The reward is the negative token loss, and the baseline is the negative token loss of soft attention. Because the
+    predictions minimise the same token loss, the mean gradient over samples is that of the sum over all positions.
     """
 
-    loss: TokenLoss
+    token_loss: TokenLoss
     smoothing: float
     can_be_recorded = False
 
@@ -276,86 +310,98 @@ class InferenceGradient(Auxiliary):
         decoded, targets = prediction.decoded, prediction.batch.target_out
         assert decoded.inferred is not None
         assert decoded.inferred.log_prob is not None
-        model, pad = self.loss.model, self.loss.pad
+        model, pad = self.token_loss.model, self.token_loss.pad
         with torch.no_grad():
             criterion = partial(likelihood, smoothing=self.smoothing)
             soft = model.loss(Readouts(decoded.readouts.detach()), targets, pad, criterion).terms["smoothed_loss"]
-        advantage = (soft - self.loss.minimised(prediction.terms)).masked_fill(targets == pad, 0.0)
+        advantage = (soft - self.token_loss.minimised(prediction.terms)).masked_fill(targets == pad, 0.0)
         loss = -(advantage * decoded.inferred.log_prob).sum()
         return loss, {"inference_loss": loss}
 
 
 def divergence(log_q: Tensor, log_p: Tensor, counted: Tensor) -> Tensor:
-    """sum_t sum_s q_ts (log q_ts - log p_ts): (B, T, S), (B, T, S), bool (B, T) -> (). Where p is 0, so is q."""
+    """Compute sum_t sum_s q_ts (log q_ts - log p_ts) over counted t: (B, T, S), (B, T, S), bool (B, T) -> ().
+
+    q must be 0 wherever p is 0.
+    """
     inside = log_q != -torch.inf
     difference = torch.where(inside, log_q, 0.0) - torch.where(inside, log_p, 0.0)
     return ((log_q.exp() * difference).sum(-1) * counted).sum()
 
 
 def coverage_loss(weights: Tensor, counted: Tensor) -> Tensor:
-    """sum_t sum_s min(w_ts, c_ts), c_ts the sum of the weights before t: (B, T, S), bool (B, T) -> ()."""
+    """Compute sum_t sum_s min(w_ts, c_ts) over counted t: (B, T, S), bool (B, T) -> ().
+
+    c_ts is the sum of the weights w_us of position s at all steps u < t.
+    """
     covered = weights.cumsum(1) - weights
     return (torch.minimum(weights, covered).sum(-1) * counted).sum()
 
 
 def guided_alignment_loss(log_weights: Tensor, alignment: Tensor) -> Tensor:
-    """-sum_t sum_s a_ts log w_ts: (B, T, S), (B, T, S) -> (). A row of the alignment sums to 1, or to 0 if the target
-    token is not aligned.
+    """Compute -sum_t sum_s a_ts log w_ts: log w (B, T, S), a (B, T, S) -> ().
 
-    Takes log-weights, because the gradient of log w is 1 / w: it would be NaN for a weight that underflows.
+    The row a_t of the alignment sums to 1, or to 0 if target token t is not aligned. The function takes log-weights,
+    because the gradient 1 / w of log w would be NaN for a weight that underflows.
     """
-    # Outside a window the weight is exactly 0 and cannot be raised by any gradient, so these positions do not count.
+    # Outside an attention window, weights are exactly 0 and no gradient can raise them: these positions do not count.
     return -(alignment * log_weights.masked_fill(log_weights == -torch.inf, 0.0)).sum()
 
 
 class Value(NamedTuple):
-    """Sums over target tokens, in nats."""
+    """The objective of a batch and the loss terms: sums over target tokens, in nats."""
 
-    total: Tensor  # () to minimise; differentiable
-    terms: dict[str, Tensor]  # () each, before weighting: loss, smoothed_loss, then those of what else is minimised
+    total: Tensor  # () the objective, which an update minimises
+    terms: dict[str, Tensor]  # () each, before weighting: terms of the token loss, then of the auxiliary losses
 
 
 class Objective:
-    """Computes what a configuration minimises, for one batch after another.
+    """Computes the configured objective of one batch after another.
 
     Makes the model's attention return log-weights if guided alignment reads them.
     """
 
     def __init__(self, model: Seq2Seq, config: TrainConfig, pad: int, teachers: Sequence[Seq2Seq] = ()) -> None:
-        """pad: the target padding's id; teachers: those of a distillation."""
+        """pad: id of target padding; teachers: the models that a distillation learns from, else none."""
         self.seed = config.seed
-        self.model, self.loss = model, build_token_loss(model, config, pad, teachers)
-        self.auxiliary = build_auxiliary(model, config, self.loss)
+        self.model, self.token_loss = model, build_token_loss(model, config, pad, teachers)
+        self.auxiliary = build_auxiliary(model, config, self.token_loss)
         if any(isinstance(auxiliary, GuidedAlignment) for auxiliary in self.auxiliary):
             model.record_log_weights()
 
     def can_be_recorded(self, step: int) -> bool:
-        """May the passes of update number `step` be recorded for later updates? Only if all batches of one shape run
-        the same kernels on nothing but their own tensors. Positions sampled for a sentence depend on its number."""
+        """May update number `step` record its forward and backward pass as a CUDA graph for later updates?
+
+        Only if all batches of one shape run the same kernels and read nothing but the batch's tensors. Sampled
+        positions are excluded, because they also depend on the sentences' indices in the corpus.
+        """
         auxiliary = all(loss.can_be_recorded and step > loss.start for loss in self.auxiliary)
-        return self.loss.can_be_recorded and auxiliary
+        return self.token_loss.can_be_recorded and auxiliary
 
     def __call__(self, batch: Batch, step: int) -> Value:
-        """Compute the objective for a batch on the model's device, in update number `step`, from 1."""
+        """Compute the objective of a batch on the model's device, in update number `step`, from 1."""
         with sentence_draws(SentenceDraws(lambda: sentence_keys((self.seed, step), batch.indices))):
-            prediction = self.loss(batch)
+            prediction = self.token_loss(batch)
         total = prediction.total
         terms = {name: term.sum() for name, term in prediction.terms.items()}
         for auxiliary in self.auxiliary:
-            loss, added = auxiliary(prediction)
+            loss, added = auxiliary(prediction)  # sums over all passes
             if step > auxiliary.start:
                 total = total + loss / prediction.passes
             terms |= {name: term / prediction.passes for name, term in added.items()}
         return Value(total, {name: term.detach() for name, term in terms.items()})
 
     def after_update(self, terms: Mapping[str, Tensor], tokens: int) -> None:
-        """Move the baseline of a hard attention, by the terms and target tokens of the whole batch of an update."""
+        """Update the moving baseline of a hard attention, if there is one, with the mean reward of a token.
+
+        terms: sums over the whole batch of the update; tokens: its number of target tokens.
+        """
         if self.model.policy is not None:
-            self.model.policy.after_update(-self.loss.minimised(dict(terms)) / tokens)
+            self.model.policy.after_update(-self.token_loss.minimised(dict(terms)) / tokens)
 
 
 def build_token_loss(model: Seq2Seq, config: TrainConfig, pad: int, teachers: Sequence[Seq2Seq] = ()) -> TokenLoss:
-    """Build the loss on target tokens that the configuration chooses."""
+    """Build the token loss that the configuration chooses."""
     objective, smoothing = config.objective, config.training.label_smoothing
     if isinstance(objective, schema.Distillation):
         return Distillation(model, pad, teachers, objective.teacher_weight, smoothing)
@@ -364,20 +410,20 @@ def build_token_loss(model: Seq2Seq, config: TrainConfig, pad: int, teachers: Se
     return TokenLoss(model, pad, partial(likelihood, smoothing=smoothing))
 
 
-def build_auxiliary(model: Seq2Seq, config: TrainConfig, loss: TokenLoss) -> list[Auxiliary]:
-    """Build the losses that the configuration adds."""
-    losses, pad = list[Auxiliary](), loss.pad
+def build_auxiliary(model: Seq2Seq, config: TrainConfig, token_loss: TokenLoss) -> list[Auxiliary]:
+    """Build the auxiliary losses that the configuration chooses."""
+    losses, pad = list[Auxiliary](), token_loss.pad
     if isinstance(config.attention, ScoredAttention):
         coverage, alignment = config.attention.coverage, config.attention.alignment
         if isinstance(coverage, LinearCoverage) and coverage.loss_weight:
             losses.append(CoverageLoss(coverage.loss_weight, pad, coverage.loss_start))
         if isinstance(alignment, Sampled):
             assert model.policy is not None
-            losses.append(PolicyGradient(alignment.weight, model.policy, loss))
+            losses.append(PolicyGradient(alignment.weight, model.policy, token_loss))
         if isinstance(alignment, Variational):
             losses.append(Divergence(alignment.kl_weight, pad))
             if alignment.estimator == "sample":
-                losses.append(InferenceGradient(loss, config.training.label_smoothing))
+                losses.append(InferenceGradient(token_loss, config.training.label_smoothing))
     if config.training.guided_alignment:
         losses.append(GuidedAlignment(config.training.guided_alignment))
     return losses

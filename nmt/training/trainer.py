@@ -1,4 +1,4 @@
-"""Updates of a model's parameters: Trainer makes them, batch after batch; below it what an update needs."""
+"""Updates of a model's parameters: the `Trainer`, then its moving average, memory limit, optimizer and schedule."""
 
 import logging
 import math
@@ -27,16 +27,16 @@ log = logging.getLogger(__name__)
 class Update(NamedTuple):
     """The outcome of an update."""
 
-    terms: dict[str, Tensor]  # () each, of the objective: sums over target tokens, in nats
-    tokens: int  # target tokens
+    terms: dict[str, Tensor]  # () each: loss terms of the objective, summed over target tokens, in nats
+    tokens: int  # target tokens of the batch, on all processes
     gradient_norm: Tensor  # () before clipping
-    applied: bool  # False: the loss or the gradient was not finite, and the parameters stay as they were
-    stop: bool = False  # was any process signalled to stop?
-    seconds: float = 0.0  # wall time
+    applied: bool  # False if the objective or a gradient was not finite; the parameters are then unchanged
+    stop: bool = False  # has any process received a signal to stop?
+    seconds: float = 0.0  # wall time of the update
 
 
 class Trainer:
-    """Updates a model, with batches, objective, optimizer, schedule and moving average."""
+    """Updates a model on one batch after another; holds the optimizer, the schedule and the moving average."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Trainer:
         machine: Machine,
         group: ProcessGroup | None = None,
     ) -> None:
-        """group: the processes that train together, by default this one alone."""
+        """group: the processes that train together; by default, this process trains alone."""
         self.config, self.model, self.objective, self.batches = config, model, objective, batches
         self.machine, self.group = machine, group or ProcessGroup()
         self.signals = StopSignals()
@@ -55,15 +55,16 @@ class Trainer:
         self.plan = batches.epoch(0)
         all_epochs = config.training.max_epochs * len(self.plan)
         self.total_steps = min(config.training.max_steps or all_epochs, all_epochs)
-        self.step = 0  # updates made
-        self.epoch, self.batch_index = 0, 0  # the epoch in progress, and the batches of it that are done
-        self.seconds, self.tokens = 0.0, 0  # of all updates, over all starts of the run
+        self.step = 0  # number of updates made
+        self.epoch, self.batch_index = 0, 0  # epoch in progress, and how many of its batches are done
+        self.seconds, self.tokens = 0.0, 0  # wall time and target tokens of all updates since the run first started
 
         self.optimizer = make_optimizer(config.optimizer, model)
         self.schedule = Schedule(config.schedule, self.total_steps)
         self.scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")
         self.max_grad_norm = torch.inf if config.training.max_grad_norm is None else config.training.max_grad_norm
-        # A policy's baseline has a loss of its own: its gradient must not use up the limit of the others.
+        # The learned baseline of a policy has a separate loss. Its gradient is clipped separately too, so that it does
+        # not reduce the gradients of the other parameters.
         self.policy_parameters = [] if model.policy is None else list(model.policy.parameters())
         policy = set(map(id, self.policy_parameters))
         self.parameters = [parameter for parameter in model.parameters() if id(parameter) not in policy]
@@ -73,7 +74,7 @@ class Trainer:
             self.gradient_sum = GradientSum([*model.parameters()])
         self.graphed: GraphedPasses | None = None
         if config.training.cuda_graphs and machine.device.type == "cuda":
-            pads = int(model.source_embedding.padding_idx or 0), objective.loss.pad
+            pads = int(model.source_embedding.padding_idx or 0), objective.token_loss.pad
             parameters = [*model.parameters()]
             self.graphed = GraphedPasses(
                 self.forward_backward, parameters, pads, machine.device, config.training.cuda_graphs
@@ -84,7 +85,7 @@ class Trainer:
         self.bad = BadUpdates(config.training.max_bad_steps, self.scaler)
 
     def next_update(self) -> Update:
-        """Update the model on the next batch, in as many parts as memory needs.
+        """Update the model on the next batch, split into parts if it does not fit in memory as a whole.
 
         Raises UserError if a single sentence pair does not fit in memory, or if too many updates in a row were skipped.
         """
@@ -94,7 +95,7 @@ class Trainer:
             self.plan = self.batches.epoch(self.epoch)
         indices = self.plan[self.batch_index]
         self.batch_index += 1
-        update = self._fitting_update(indices)
+        update = self._update_or_retry(indices)
         if update.applied:
             self.bad.in_a_row = 0
         else:
@@ -104,24 +105,28 @@ class Trainer:
         self.tokens += update.tokens
         return update
 
-    def _fitting_update(self, indices: Indices) -> Update:
-        """Update on these training pairs, in more and more parts until each fits in memory."""
+    def _update_or_retry(self, indices: Indices) -> Update:
+        """Update on these training pairs: once, and again only while memory does not suffice.
+
+        A retry follows a change by MemoryLimit: no more CUDA graphs, or twice as many parts.
+        """
         processes, share = self.group.size, self.group.share(indices)
         counts = len(share) > 0
         tokens = self.batches.target_tokens(indices, self.epoch) if processes > 1 else None
         size = self.batches.padded_size(indices) / processes
         attempts = self.memory.attempts(-(-len(indices) // processes), size, f"step {self.step + 1}")
-        while True:
+        while True:  # once, unless this update runs out of memory
             batches = self.batches.load(share if counts else indices[:1], self.epoch, next(attempts))
             with suppress(OutOfMemory):
                 return self.update(batches, tokens, counts)
 
     def update(self, batches: Sequence[Batch], tokens: int | None = None, counts: bool = True) -> Update:
-        """Update the parameters on one batch, given in parts: forward, loss, backward, clip, step.
+        """Update the parameters on one batch, given in parts: forward, objective, backward, clip, step.
 
         tokens: target tokens of the batch on all processes, by which gradients are divided; by default those of
-        `batches`. counts=False: there are fewer sentences than processes; this process repeats one, whose gradient is
-        left out. Raises OutOfMemory on all processes if a part does not fit on one of them; nothing has changed then.
+        `batches`. counts: False if the batch has fewer sentences than there are processes, and none for this one; it
+        then computes a sentence of another process, whose gradient is left out. Raises OutOfMemory on all processes if
+        a part does not fit on one of them; the parameters are then unchanged.
         """
         step = self.step + 1
         tokens = sum(batch.target_tokens for batch in batches) if tokens is None else tokens
@@ -132,7 +137,7 @@ class Trainer:
         graphed = self.graphed if self.objective.can_be_recorded(step) else None
         total, terms, fits = torch.zeros((), device=self.machine.device), dict[str, Tensor](), True
         try:
-            for batch in batches:  # forward, loss, backward
+            for batch in batches:
                 if graphed is None:
                     value = self.forward_backward(batch.to(self.machine.device), tokens, step)
                 else:
@@ -149,10 +154,10 @@ class Trainer:
         if not fits:
             raise OutOfMemory
 
-        self.scaler.unscale_(self.optimizer)  # before clipping, so that the norm is that of the true gradient
+        self.scaler.unscale_(self.optimizer)  # before clipping, which needs the norm of the unscaled gradient
         norm = nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
         policy_norm = nn.utils.clip_grad_norm_(self.policy_parameters, self.max_grad_norm)
-        finite = bool((norm + policy_norm + total).isfinite())  # here the update waits for the device
+        finite = bool((norm + policy_norm + total).isfinite())  # bool() waits for the device
         if finite:
             self.scaler.step(self.optimizer)
             self.objective.after_update(terms, tokens)
@@ -162,7 +167,7 @@ class Trainer:
         return Update(terms, tokens, norm.detach(), finite, stop)
 
     def forward_backward(self, batch: Batch, tokens: Tensor | int, step: int) -> Value:
-        """Compute the objective for a batch on the device; add its gradient, divided by `tokens`."""
+        """Compute the objective of a batch on the device, and add its gradient / `tokens` to the parameters'."""
         with self.machine.autocast():
             value = self.objective(batch, step)
         torch.autograd.backward(self.scaler.scale(value.total / tokens))
@@ -177,9 +182,10 @@ class Trainer:
     def _sum_over_processes(
         self, total: Tensor, terms: dict[str, Tensor], fits: bool, stop: bool, counts: bool
     ) -> tuple[Tensor, dict[str, Tensor], bool, bool]:
-        """Sum gradients, total and terms over all processes; find whether all fit in memory and whether any stops.
+        """Sum gradients, the objective `total` and loss terms over all processes.
 
-        Leaves out gradients that are incomplete or do not count.
+        Returns the sums of total and terms, whether the parts of all processes fit in memory, and whether any process
+        was signalled to stop. A process with `fits` or `counts` False adds nothing to the sums.
         """
         assert self.gradient_sum is not None
         flags = [float(not fits), float(stop)]
@@ -189,7 +195,7 @@ class Trainer:
         return total, dict(zip(terms, sums, strict=False)), not any_failed, bool(any_stopped)
 
     def set_rate(self, step: int) -> None:
-        """Set the learning rate of an update."""
+        """Set the learning rate for update number `step`."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.optimizer.lr * self.schedule.factor(step)
 
@@ -205,16 +211,16 @@ class Trainer:
 
     @property
     def epochs(self) -> float:
-        """The epochs done, with the share of the one in progress."""
+        """Count the epochs done, with the fraction done of the epoch in progress."""
         return self.epoch + self.batch_index / len(self.plan)
 
     @property
     def at_end_of_epoch(self) -> bool:
-        """Are all batches of the epoch done?"""
+        """Are all batches of the epoch in progress done?"""
         return self.batch_index == len(self.plan)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that the next updates depend on. Draws depend on seed, step and rank alone."""
+        """Return all that later updates depend on. Random generators are left out: each update seeds them."""
         return {
             **self.moving_average.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -222,7 +228,7 @@ class Trainer:
             "schedule": self.schedule.state_dict(),
             "step": self.step,
             "epoch": self.epoch,
-            "position": self.batch_index,  # so named since the first version
+            "position": self.batch_index,  # the name in existing checkpoints
             "too_many": self.memory.too_many,
             "total_steps": self.total_steps,
             "bad": [self.bad.count, self.bad.in_a_row],
@@ -232,9 +238,9 @@ class Trainer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the result of state_dict. Raises ValueError if the epoch has fewer batches now."""
         self.moving_average.load_state_dict(state)
-        options = self.optimizer.state_dict()["param_groups"]  # those of the configuration, not of the file
+        options = self.optimizer.state_dict()["param_groups"]  # from the configuration, not from the checkpoint
         self.optimizer.load_state_dict({**state["optimizer"], "param_groups": options})
-        if state["scaler"]:  # empty if the run had another precision so far
+        if state["scaler"]:  # empty if the checkpoint was written without fp16
             self.scaler.load_state_dict(state["scaler"])
         self.schedule.load_state_dict(state["schedule"])
         self.step, self.epoch, self.batch_index = state["step"], state["epoch"], state["position"]
@@ -248,31 +254,32 @@ class Trainer:
 
 
 class MovingAverage:
-    """a_t = d_t a_{t-1} + (1 - d_t) w_t, d_t = min(decay, (1 + t) / (10 + t)), t the number of the update
-    (Polyak and Juditsky 1992; exponential, as in Junczys-Dowmunt et al. 2018). The small d_t of the first updates
-    forget the random initial weights a_0.
+    """Averages the parameters w_t after each update t   (Polyak and Juditsky 1992).
 
-    Averages parameters; buffers are the model's. With a decay of 0, nothing is averaged.
+    a_t = d_t a_{t-1} + (1 - d_t) w_t, with d_t = min(decay, (1 + t) / (10 + t)), is an exponential average, as in
+    Junczys-Dowmunt et al. (2018). d_t is small in the first updates, so that a_t forgets the initial parameters a_0.
+    Buffers are not averaged. With a decay of 0, nothing is averaged.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.model, self.decay = model, decay
-        # Each tied parameter once; in float32, whatever the precision of the matrix products.
+        # Lists a tied parameter once. Parameters are float32, whatever the precision of matrix products.
         self.parameters: list[Tensor] = list(model.parameters())
         self.averages = [parameter.detach().clone() for parameter in self.parameters] if decay else []
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Include the weights after update number `step`, from 1."""
+        """Add the parameters to the average, after update number `step`, from 1."""
         if self.decay:
             torch._foreach_lerp_(self.averages, self.parameters, 1 - min(self.decay, (1 + step) / (10 + step)))
 
     def in_model(self) -> AbstractContextManager[None]:
-        """Give the model the averaged weights within this context."""
+        """Give the model the averaged parameters within this context; without a decay, change nothing."""
         return swapped_weights(self.model, self._weights()) if self.decay else nullcontext()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return entries of a checkpoint: "model", the weights to translate with, and "updated", those to train on."""
+        """Return entries of a checkpoint: "model", the parameters to translate with, and, if these are averages,
+        "updated", the parameters that training continues from."""
         weights = self.model.state_dict()
         return {"model": self._weights(), "updated": weights} if self.decay else {"model": weights}
 
@@ -285,32 +292,34 @@ class MovingAverage:
             self.model.load_state_dict(state["updated"])
 
     def _weights(self) -> dict[str, Tensor]:
-        """Make the model's state_dict with averaged parameters; tied names share a tensor, as in the model."""
+        """Make the model's state_dict with averages in place of parameters; the names of a tied parameter share one."""
         averages: dict[Tensor, Tensor] = dict(zip(self.parameters, self.averages, strict=True))
         return {name: averages.get(tensor, tensor) for name, tensor in self.model.state_dict(keep_vars=True).items()}
 
 
 class OutOfMemory(Exception):  # noqa: N818
-    """A part of a batch does not fit in memory."""
+    """Raised when a part of a batch does not fit in memory."""
 
 
 class MemoryLimit:
-    """Decides into how many parts a batch is split: more if a part did not fit in memory, also for later batches.
+    """Decides into how many parts a batch is split, and remembers the size that did not fit for later batches.
 
-    The gradients of the parts add up to that of the batch; only dropout draws other masks. With several processes, a
-    process splits its share of the batch, and all of them split alike.
+    The gradients of the parts add up to the gradient of the batch; only the dropout masks differ. With several
+    processes, each splits its own share of the batch, all into the same number of parts.
     """
 
     def __init__(self, parts: int, release: Callable[[], bool] = lambda: False) -> None:
-        """parts: the fewest (training.accumulate); release: frees other memory, returns whether there was any."""
+        """parts: the least number of parts (training.accumulate); release: frees memory that is not needed, and returns
+        whether it freed any."""
         self.parts, self.release = parts, release
-        self.too_many = math.inf  # padded tokens of the smallest part that did not fit
+        self.too_many = math.inf  # size in padded tokens of the smallest part that did not fit
 
     def attempts(self, sentences: int, tokens: float, name: str) -> Iterator[int]:
-        """Yield the number of parts for a batch of this many sentences and padded tokens; after a failure, the next one
-        to try.
+        """Yield the number of parts to try for a batch of this many sentences and padded tokens.
 
-        Raises UserError if a single sentence pair did not fit.
+        The caller takes a second number only if the first has run out of memory, and so on. It is the same number if
+        `release` freed memory, else twice as many parts. name: the update, for messages. Raises UserError if a single
+        sentence pair did not fit.
         """
         parts = self.parts
         while tokens / parts >= self.too_many and parts < sentences:
@@ -342,12 +351,15 @@ class BadUpdates:
     """Counts updates that were skipped because of a non-finite loss or gradient."""
 
     def __init__(self, most: int, scaler: torch.amp.GradScaler) -> None:
-        """most: how many in a row end the run. With fp16, overflows do not count until the scaler has its scale."""
+        """most: number of skipped updates in a row that ends the run.
+
+        With fp16, a skipped update does not count while the scaler's scale is above 1, since it may still be lowered.
+        """
         self.most, self.scaler = most, scaler
         self.count, self.in_a_row = 0, 0
 
     def add(self, indices: Indices, step: int) -> None:
-        """Count a skipped update on these training pairs. Raises UserError if it is one too many."""
+        """Count a skipped update on these training pairs. Raises UserError if it is the last of `most` in a row."""
         if self.scaler.is_enabled() and self.scaler.get_scale() > 1:
             return
         self.count += 1
@@ -367,7 +379,7 @@ class BadUpdates:
 def make_optimizer(config: training.Optimizer, model: nn.Module) -> torch.optim.Optimizer:
     """Make the configured optimizer of all parameters.
 
-    Only matrices are decayed: gains, biases and scalars set the size of something and are too few to overfit.
+    Weight decay applies only to matrices: gains, biases and scalars set scales and offsets, and are too few to overfit.
     """
     matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
     others = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
@@ -384,16 +396,16 @@ def make_optimizer(config: training.Optimizer, model: nn.Module) -> torch.optim.
 
 
 class Schedule:
-    """A factor in [0, 1] of the learning rate for each update: linear warm-up to 1, then as configured."""
+    """Computes a factor of the learning rate, in [0, 1], for each update: linear warm-up to 1, then as configured."""
 
     def __init__(self, config: training.Schedule, total_steps: int) -> None:
-        """total_steps: the last update, where a cosine ends."""
+        """total_steps: number of the last update, at which a cosine schedule ends."""
         self.config, self.total_steps = config, total_steps
-        self.reduction = 1.0  # of a plateau schedule so far
+        self.reduction = 1.0  # factor of a plateau schedule after its reductions so far
         self.waited = 0  # validations without improvement since the last reduction
 
     def factor(self, step: int) -> float:
-        """Return the factor in update number `step`, from 1; 0 before the first."""
+        """Return the factor for update number `step`, from 1; `step` is 0 before the first update."""
         config = self.config
         warmup = min(1.0, step / config.warmup_steps) if config.warmup_steps else 1.0
         since_warmup = max(0, step - config.warmup_steps)
@@ -413,7 +425,8 @@ class Schedule:
                 return warmup * self.reduction
 
     def observe(self, improved: bool) -> None:
-        """Reduce the factor of a plateau schedule if too many validations have not improved."""
+        """Record whether a validation improved; after too many without improvement, a plateau schedule reduces its
+        factor."""
         if not isinstance(self.config, training.PlateauSchedule):
             return
         self.waited = 0 if improved else self.waited + 1
@@ -422,7 +435,7 @@ class Schedule:
             self.waited = 0
 
     def state_dict(self) -> dict[str, float | int]:
-        """Return what a checkpoint must store: a plateau's reduction and its validations without improvement."""
+        """Return what a checkpoint must store: a plateau schedule's factor and its validations without improvement."""
         return {"reduction": self.reduction, "waited": self.waited}
 
     def load_state_dict(self, state: dict[str, float | int]) -> None:

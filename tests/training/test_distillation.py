@@ -59,13 +59,13 @@ def setup(config: TrainConfig) -> tuple[Objective, Batch]:
 def test_the_mean_of_all_teachers_is_learned_without_their_dropout(teachers: list[Path], train_config: Config) -> None:
     objective, batch = setup(train_config(*STILL, *from_(teachers, "objective.teacher_weight=0.75")))
     kept: list[bool] = []
-    models = cast(Distillation, objective.loss).teachers
+    models = cast(Distillation, objective.token_loss).teachers
     hooks = [model.register_forward_hook(lambda *_: kept.append(torch.is_grad_enabled())) for model in models]
     value = objective(batch, 1)
     for hook in hooks:
         hook.remove()
     assert kept == [False, False]  # autograd keeps nothing of the teachers' passes
-    real = batch.target_out != objective.loss.pad
+    real = batch.target_out != objective.token_loss.pad
     taught = torch.zeros(())
     for teacher in models:
         assert not teacher.training

@@ -212,7 +212,7 @@ def test_sampling_adds_a_loss_of_the_inference_network_alone(train_config: Confi
     value = objective(batch, 1)
     assert set(value.terms) == {"loss", "smoothed_loss", "kl_loss", "inference_loss"}
     sampler = objective.auxiliary[1]
-    prediction = objective.loss(batch)
+    prediction = objective.token_loss(batch)
     sampler(prediction)[0].backward()
     touched = {name.partition(".")[0] for name, each in model.named_parameters() if each.grad is not None}
     assert "inference" in touched
