@@ -1,4 +1,4 @@
-"""One training job: prepare, build, fit, evaluate; and the dry run, which measures what a job would take.
+"""Runs a training job (prepare, build, fit, evaluate), or a dry run, which measures the time and memory it would take.
 
 All processes of a group run the same job. Work that only rank 0 may do, or that may fail on one process, goes through
 `group.on_main`, `group.main_first` or `group.everywhere`, which raise the error of one process on all of them.
@@ -49,11 +49,11 @@ from nmt.translate.translator import Translator
 
 log = logging.getLogger(__name__)
 
-# Of a dry run.
-TIMED_SECONDS = 5.0  # how long updates are timed
-MOST_UPDATES = 500  # at most so many are timed
-CANDIDATES = 1_000  # the largest batch is searched among so many, in the random order of the epoch
-PAIRS = 32  # validated pairs
+# Settings of a dry run.
+TIMED_SECONDS = 5.0  # updates are timed for about this long
+MOST_UPDATES = 500  # most updates that are timed
+CANDIDATES = 1_000  # number of batches, in the random order of the epoch, among which the largest is searched
+PAIRS = 32  # sentence pairs of the timed validation
 MINUTE = 60  # seconds
 GIB = 2**30  # bytes
 
@@ -82,8 +82,9 @@ def train_run(
 ) -> RunDirectory:
     """Train and evaluate a run in `directory`, or resume the one there.
 
-    The manifest records `overrides` and `choices` (of each group), which led to the configuration. A run that the
-    `observer` prunes is not evaluated. Raises Interrupted at a signal, once a checkpoint is saved.
+    The manifest records how the configuration was made: `overrides`, the user's words, and `choices`, the option chosen
+    of each config group. A run that the `observer` prunes is not evaluated. Raises Interrupted at a signal, once a
+    checkpoint is saved.
     """
     with Job.join(config, directory) as job:
         inputs = prepare(job, overrides, choices or {})
@@ -95,18 +96,19 @@ def train_run(
 
 
 class Job(NamedTuple):
-    """A configuration, the run directory, and the machine and the processes that train there."""
+    """A configuration and where it is trained: run directory, machine and group of processes."""
 
     config: schema.TrainConfig
     run: RunDirectory
     machine: Machine
     group: ProcessGroup
-    closing: ExitStack  # closed when the job ends
+    closing: ExitStack  # at the end of the job, releases the run directory and closes its log file
 
     @classmethod
     @contextmanager
     def join(cls, config: schema.TrainConfig, directory: Path) -> Iterator[Self]:
-        """Join the processes that this one was started with; at the end of the context, release the run directory."""
+        """Join the group of processes that this one was started in; at the end of the context, release the run
+        directory."""
         tune_memory()
         machine = Machine.choose(config.device, config.precision, config.threads)
         run, stop = RunDirectory(directory), None
@@ -118,23 +120,23 @@ class Job(NamedTuple):
             try:
                 yield cls(config, run, machine, group, closing)
             except Interrupted as interrupted:
-                stop = interrupted  # raised below: all processes stop alike, and leave the group in order
+                stop = interrupted  # raised below: an error here would keep the processes from leaving the group
         if stop is not None:
             raise stop
 
 
 class Inputs(NamedTuple):
-    """What a run reads before its model is built."""
+    """What `prepare` loads and `build` needs."""
 
     corpus: Prepared
     settings: ScoreSettings
-    comet: Comet | None  # on rank 0, if COMET is monitored
-    start: Start | None  # None: random initial weights, or those of the last checkpoint
+    comet: Comet | None  # given only on rank 0, and if COMET is monitored
+    start: Start | None  # initial parameters from another run; None if they are random or from the last checkpoint
     teachers: Teachers
 
 
 def prepare(job: Job, overrides: Sequence[str], choices: Mapping[str, str]) -> Inputs:
-    """Claim the run directory, read all that the run needs, and record how it starts. From then on, log to the run."""
+    """Claim the run directory, load all that the run needs, record how it starts, and begin its log file."""
     config, run, group = job.config, job.run, job.group
     values = config.model_dump(mode="json")
     settings, comet = group.everywhere(lambda: _load_scoring(job))
@@ -164,7 +166,7 @@ def prepare(job: Job, overrides: Sequence[str], choices: Mapping[str, str]) -> I
 
 
 def _load_scoring(job: Job) -> tuple[ScoreSettings, Comet | None]:
-    """Load what may be missing on a machine, before anything is written: packages, a tokenizer, COMET's model."""
+    """Check that loggers are installed, and load what scoring needs, so that errors come before anything is written."""
     config = job.config
     check_packages(config.logger)
     settings = score_settings(config.evaluation, config.data.target_lang)
@@ -177,7 +179,7 @@ def _refuse_unshared(run: RunDirectory) -> None:
 
 
 class Setup(NamedTuple):
-    """The objects of a run before its first update."""
+    """What `build` makes, and `fit` and `evaluate` need."""
 
     job: Job
     corpus: Prepared
@@ -188,17 +190,17 @@ class Setup(NamedTuple):
 
     @property
     def parameters(self) -> int:
-        """The number of the model's parameters."""
+        """Count the model's parameters."""
         return sum(parameter.numel() for parameter in self.trainer.model.parameters())
 
     @property
     def held_out(self) -> list[Split]:
-        """The splits that the run is evaluated on."""
+        """Return the splits that the run is evaluated on: all but the training split."""
         return [split for split in self.corpus if split.name != "train"]
 
 
 def build(job: Job, inputs: Inputs) -> Setup:
-    """Build the model and all that trains and validates it. Warn of values that have no effect."""
+    """Build the model and all that trains and validates it. Warn of configuration values that have no effect."""
     config, machine, group = job.config, job.machine, job.group
     corpus, settings, comet, start, teachers = inputs
     torch.manual_seed(config.seed)
@@ -227,7 +229,7 @@ def build(job: Job, inputs: Inputs) -> Setup:
 
 
 def warn_of_no_effect(config: schema.TrainConfig, objective: Objective, total_steps: int) -> None:
-    """Warn of values that would take effect only after the last update."""
+    """Warn of configuration values that would take effect only after the last update."""
     for loss in objective.auxiliary:
         if loss.start >= total_steps:
             log.warning("attention.coverage.loss_start=%d: the run ends before, at step %d", loss.start, total_steps)
@@ -237,9 +239,9 @@ def warn_of_no_effect(config: schema.TrainConfig, objective: Objective, total_st
 
 
 def fit(setup: Setup, journal: Journal, observer: Observer | None = None) -> bool:
-    """Train from the last checkpoint, if there is one, to the end. Returns False if the observer pruned the run.
+    """Train to the end, from the last checkpoint if there is one. Returns False if the observer pruned the run.
 
-    Raises Interrupted at a signal, once a checkpoint is saved.
+    Raises Interrupted at a signal, once a checkpoint is saved, and UserError if no validation had a finite score.
     """
     config, run, group, trainer = setup.job.config, setup.job.run, setup.job.group, setup.trainer
     loop = TrainingLoop(config, trainer, setup.validator, run, journal, observer)
@@ -268,9 +270,9 @@ def fit(setup: Setup, journal: Journal, observer: Observer | None = None) -> boo
 
 
 def evaluate(setup: Setup, journal: Journal) -> None:
-    """Evaluate the best checkpoint on every held-out split, with heatmaps, and record that the run has finished."""
+    """Evaluate the best checkpoint on every held-out split, save heatmaps, and record that the run has finished."""
     run, group = setup.job.run, setup.job.group
-    group.wait()  # until the checkpoint is written
+    group.wait()  # until rank 0 has written the best checkpoint
     group.on_main(run.check_present)
     load_weights(setup.trainer.model, run.checkpoints / BEST)
     for split in setup.held_out:
@@ -313,12 +315,12 @@ def _finish(setup: Setup, journal: Journal) -> None:
 
 
 class Costs(NamedTuple):
-    """The measurements of a dry run, in seconds."""
+    """The measurements of a dry run."""
 
-    preparation: float
-    update: float
-    tokens: float  # target tokens of an update
-    pair: float  # each pair of a validation
+    preparation: float  # seconds until the first update
+    update: float  # mean seconds of an update
+    tokens: float  # mean target tokens of an update
+    pair: float  # seconds of a validation for each sentence pair
 
 
 def dry_run(
@@ -328,11 +330,11 @@ def dry_run(
     choices: Mapping[str, str] | None = None,
     observer: Observer | None = None,
 ) -> int:
-    """Prepare and build a run, time a few updates and the validation of a few pairs, and print what the run would take.
+    """Prepare and build a run, time a few updates and a small validation, and print what the whole run would take.
 
-    Writes nothing outside the folder that holds `directory`. A corpus that is not in the cache is prepared there.
-    Returns an exit status: 0, or 128 + the signal that stopped it. `observer` is ignored: `train` has the same
-    parameters.
+    Writes only into the parent folder of `directory`; a corpus that is not yet in the cache is prepared there. Returns
+    an exit status: 0, or 128 + the signal that stopped it. `observer` is ignored: it is here so that `dry_run` can be
+    called like `train`.
     """
     began, cache = time.perf_counter(), directory.parent / "cache"
     cache.mkdir(exist_ok=True)
@@ -354,14 +356,18 @@ def dry_run(
 
 
 def _time_updates(trainer: Trainer, seconds: float) -> tuple[float, float]:
-    """Measure the mean seconds and target tokens of an update, over about `seconds` of them."""
+    """Return the mean time of an update in seconds and its mean target tokens, measured for about `seconds`.
+
+    The first update is on the largest batch, so that memory reaches its peak.
+    """
     candidates = [*trainer.plan[:CANDIDATES]]
     largest = max(candidates, key=partial(_attention_size, trainer))
     trainer.plan = [largest, largest, *candidates]
-    _updates(trainer, 1)  # allocates the optimizer's state
+    _updates(trainer, 1)  # not timed, because it also allocates the optimizer's state
     one, _ = _updates(trainer, 1)
     count = trainer.group.largest(min(math.ceil(seconds / one), MOST_UPDATES))
-    if trainer.graphed is not None:  # CUDA graphs are recorded when a shape occurs for the second time
+    # A CUDA graph is recorded when its shape occurs for the second time: run all batches twice before timing them.
+    if trainer.graphed is not None:
         count = min(count, len(candidates))
         trainer.plan, trainer.batch_index = candidates[:count] * 3, 0
         _updates(trainer, 2 * count)
@@ -370,13 +376,16 @@ def _time_updates(trainer: Trainer, seconds: float) -> tuple[float, float]:
 
 
 def _attention_size(trainer: Trainer, indices: Indices) -> int:
-    """Return B x T x S of a batch: among batches of equally many tokens, the longest sentences take most memory."""
+    """Return B x T x S of a batch, by which the batch that takes most memory is found.
+
+    Batches have about the same number of tokens; the one with the longest sentences takes most memory.
+    """
     split = trainer.batches.split
     return len(indices) * int(split.source.lengths_of(indices).max()) * int(split.target.lengths_of(indices).max())
 
 
 def _updates(trainer: Trainer, count: int) -> tuple[float, int]:
-    """Make the next `count` updates; return their seconds and target tokens. Raises Interrupted at a signal."""
+    """Make the next `count` updates; return their total seconds and target tokens. Raises Interrupted at a signal."""
     seconds, tokens = trainer.seconds, trainer.tokens
     for _ in range(count):
         if trainer.next_update().stop:
@@ -385,25 +394,25 @@ def _updates(trainer: Trainer, count: int) -> tuple[float, int]:
 
 
 def _time_validation(setup: Setup) -> float:
-    """Measure the seconds of a validation per pair. Raises Interrupted at a signal.
+    """Measure the seconds of a validation for each sentence pair. Raises Interrupted at a signal.
 
-    All translations are as long as the longest reference: a batch takes as long as its longest translation, and the
-    length of those of an untrained model means nothing.
+    Every translation is forced to the length of the longest reference, because the time of a batch depends on its
+    longest translation, and an untrained model would end translations anywhere.
     """
     split, translator = setup.corpus.splits["validation"], setup.translator
     start = max(0, len(split) - PAIRS) // 2
-    pairs = np.argsort(split.source.lengths, kind="stable")[start : start + PAIRS]  # of usual length
+    pairs = np.argsort(split.source.lengths, kind="stable")[start : start + PAIRS]  # around the median source length
     length = int(split.target.lengths_of(pairs).max())
     lengths = {"min_length": length, "max_length": length}
     translator.use_search(translator.settings.model_copy(update=lengths))
-    setup.validator(pairs)  # prepares the model for search
+    setup.validator(pairs)  # not timed, because it also prepares the model for search
     began = time.perf_counter()
     setup.validator(pairs)
     return (time.perf_counter() - began) / len(pairs)
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the peak memory so far in bytes: what torch has reserved on a CUDA GPU, else that of this process."""
+    """Return the peak memory so far in bytes: on a CUDA GPU, what torch has reserved; else, what this process used."""
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -411,7 +420,7 @@ def peak_memory(device: torch.device) -> int:
 
 
 def cost_report(setup: Setup, costs: Costs, peak: int) -> list[str]:
-    """Write the lines for the user: what the run would take."""
+    """Write the lines that tell the user how much time and memory the run would take."""
     trainer, splits, config = setup.trainer, setup.corpus.splits, setup.job.config
     epoch, total = len(trainer.batches.epoch(0)), trainer.total_steps
     validations = validations_of(config, epoch, total)
@@ -433,12 +442,12 @@ def cost_report(setup: Setup, costs: Costs, peak: int) -> list[str]:
 
 
 def validations_of(config: schema.TrainConfig, epoch: int, total: int) -> int:
-    """Count the validations of a run of `total` updates, `epoch` of them per epoch, if patience does not end it."""
+    """Count the validations of a run with `total` updates, `epoch` updates per epoch, that patience does not end."""
     training, validation = config.training, config.validation
     interval = validation.every * (1 if validation.unit == "steps" else epoch)
     return math.ceil(total / interval) + (training.start_from is not None)
 
 
 def duration(seconds: float) -> str:
-    """Format seconds with three digits below a minute, else like human_duration."""
+    """Format a duration below a minute as seconds with three significant digits, else like human_duration."""
     return f"{seconds:.3g} s" if seconds < MINUTE else human_duration(seconds)

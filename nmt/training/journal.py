@@ -1,4 +1,4 @@
-"""Where the numbers and pictures of a run go: metrics.jsonl, train.log, TensorBoard, W&B, MLflow, the progress bar."""
+"""Writes the numbers and pictures of a run to metrics.jsonl, train.log, TensorBoard, W&B, MLflow and a progress bar."""
 
 import json
 import logging
@@ -26,11 +26,11 @@ from nmt.system.run import SWEEP, RunDirectory, read_json
 from nmt.training.validation import Sample
 from nmt.translate.heatmap import draw_alignment, save, to_array
 
-SHOWN = {"chrf": "chrF {:.2f}", "ter": "TER {:.2f}", "comet": "COMET {:.4f}"}  # where they are monitored
+SHOWN = {"chrf": "chrF {:.2f}", "ter": "TER {:.2f}", "comet": "COMET {:.4f}"}  # in the log, if they were computed
 IDS = "trackers.json"  # in the run directory: the identifiers of the run in W&B and MLflow
-PROJECT = "nmt"  # of W&B, and experiment of MLflow, unless their variables name another
-MAX_TAG = 64  # characters of a tag of W&B
-MAX_PARAMS = 100  # of MLflow, in a request
+PROJECT = "nmt"  # W&B's project and MLflow's experiment, unless their environment variables name another
+MAX_TAG = 64  # W&B's limit of a tag's characters
+MAX_PARAMS = 100  # MLflow's limit of parameters in a request
 # Punctuation as character references, which have no meaning in Markdown or HTML.
 ESCAPES = {ord(character): f"&#{ord(character)};" for character in string.punctuation}
 log = logging.getLogger(__name__)
@@ -47,10 +47,14 @@ class Journal:
         self._bar = tqdm(disable=True)
 
     def begin(self, logged_step: int, validated: int, step: int, total_steps: int) -> None:
-        """Open all files at `step`. Removes the lines that a killed run wrote after `logged_step` (-1: all lines), and
-        those of validations after the step `validated`. Raises UserError if W&B or MLflow refuses the run."""
+        """Open all files, for a run that continues at `step`.
+
+        Removes what a killed run wrote after its last checkpoint: all lines after step `logged_step` (-1 for all), and
+        the lines of validations after step `validated`. Raises UserError if W&B or MLflow refuses the run.
+        """
         loggers, ids = self._config.logger, read_json(self._run.path / IDS)
-        for name in [name for name in TRACKERS if name in loggers]:  # W&B watches for TensorBoard's files from then on
+        # Trackers come before the SummaryWriter, because W&B only sees TensorBoard files that are opened after it.
+        for name in [name for name in TRACKERS if name in loggers]:
             try:
                 self._trackers[name] = TRACKERS[name](self._run, self._config, ids.get(name))
             except (Exception, SystemExit) as error:
@@ -59,7 +63,7 @@ class Journal:
             self._run.update_json(self._run.path / IDS, {name: one.id for name, one in self._trackers.items()})
         truncate_after(self._run.metrics, logged_step, validated)
         if {"tensorboard", "wandb"} & {*loggers}:
-            # Hides the events that a killed run wrote after logged_step, so that every curve stays a single line.
+            # purge_step hides the events that a killed run wrote after logged_step: every curve stays a single line.
             self._events = SummaryWriter(str(self._run.tensorboard), purge_step=logged_step + 1)
         self._bar = tqdm(
             total=total_steps, initial=step, unit=" steps", disable=None, dynamic_ncols=True, smoothing=0.05
@@ -70,12 +74,12 @@ class Journal:
         self._bar.update()
 
     def training(self, step: int, epoch: float, values: Mapping[str, float]) -> None:
-        """Record means since the last call: loss, smoothed_loss, perplexity, learning_rate, tokens_per_second, ..."""
+        """Record means over the updates since the last call: loss, smoothed_loss, perplexity, learning_rate, ..."""
         self._record(step, epoch, "train", values)
         self._bar.set_postfix_str(
             f"loss {values['loss']:.3f}, ppl {values['perplexity']:.2f}, {values['tokens_per_second']:,.0f} tok/s"
         )
-        # With a progress bar on the terminal, the line goes to the log file only.
+        # With a progress bar on the terminal, this line goes to the log file only.
         log.log(
             logging.INFO if self._bar.disable else logging.DEBUG,
             "step %d/%s  epoch %.2f  loss %.3f  ppl %.2f  lr %.2e  %s target tokens/s  ETA %s",
@@ -121,7 +125,7 @@ class Journal:
     def config(self, values: Mapping[str, Any]) -> None:
         """Record the resolved configuration as text, and the overrides as hyperparameters, in TensorBoard.
 
-        Numbers stay numbers; other values stand as a user types them, since TensorBoard would show true as 1.0.
+        Numbers stay numbers. Other values are written as a user types them, since TensorBoard would show true as 1.0.
         """
         if self._events is None:
             return
@@ -130,12 +134,12 @@ class Journal:
         named = {
             key: words[value] if value is None or isinstance(value, bool) else value for key, value in choices.items()
         }
-        self._add_summary(1, named)  # not the first part, which describes the columns by this run alone
+        self._add_summary(1, named)  # part 0 is left out: it would fix the table's columns to those of this run
         text = yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True)
         self._write("add_text", "config", "\n".join(f"    {line}" for line in text.splitlines()), 0)
 
     def flush(self) -> None:
-        """Write everything to disk."""
+        """Write all buffered values to disk."""
         self._write("flush")
         if self._run.metrics.exists():
             with self._run.metrics.open("rb") as file:
@@ -148,7 +152,8 @@ class Journal:
     def outcome(self, step: int, scores: Mapping[str, float]) -> None:
         """Record the scores of a run that has ended at `step`.
 
-        They are logged at step + 1: extending the run later hides all events after its last checkpoint, and so them.
+        They are logged at step + 1. If the run is extended later, TensorBoard then hides them, as it hides all events
+        after the last checkpoint.
         """
         if self._events is not None:
             self._add_summary(2, {})
@@ -158,8 +163,10 @@ class Journal:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Close everything. After an error, W&B and MLflow show the run as one that can be resumed. If they fail now,
-        warn: the run itself is complete."""
+        """Close everything. After an error, W&B and MLflow show the run as one that can be resumed.
+
+        If W&B or MLflow fails now, only warn, because the run's own files are complete.
+        """
         self._bar.close()
         try:
             self._write("close")
@@ -195,7 +202,7 @@ class Journal:
 
 
 class NullJournal(Journal):
-    """The journal of a process that writes nothing: all but rank 0."""
+    """A journal that writes nothing, for all processes but rank 0."""
 
     def _do_nothing(self, *_: Any, **__: Any) -> None:  # noqa: ANN401
         """Take the place of a method that writes."""
@@ -205,7 +212,7 @@ class NullJournal(Journal):
 
 
 def _excepthook(args: threading.ExceptHookArgs) -> None:
-    """Keep TensorBoard's writing thread from printing its errors: the writer's next call raises them."""
+    """Keep TensorBoard's writing thread from printing its errors, because the writer raises them at its next call."""
     if not type(args.thread).__module__.startswith("tensorboard."):
         threading.__excepthook__(args)
 
@@ -214,12 +221,12 @@ threading.excepthook = _excepthook
 
 
 def literal(text: str) -> str:
-    """Escape a text for a cell of a Markdown table; runs of white space become one space."""
+    """Escape a text for a cell of a Markdown table, and join its words by single spaces."""
     return " ".join(text.translate(ESCAPES).split())
 
 
 def sample_figures(sample: Sample, title: str = "") -> dict[str, Figure]:
-    """Heatmaps "alignment", if the model has an attention, and "saliency", if it was computed."""
+    """Draw the heatmaps of a sample by kind: "alignment" if the model has an attention, "saliency" if computed."""
     figures, (translation, explanation) = {}, sample[2:]
     if translation.alignment is not None:
         figures["alignment"] = draw_alignment(
@@ -233,7 +240,7 @@ def sample_figures(sample: Sample, title: str = "") -> dict[str, Figure]:
 
 
 def save_figures(directory: Path, samples: Sequence[Sample]) -> None:
-    """Write 1.png, 2.png, ... and 1.saliency.png, ..."""
+    """Write the heatmaps of each sample: alignments as 1.png, 2.png, ..., saliency as 1.saliency.png, ..."""
     directory.mkdir(parents=True, exist_ok=True)
     for number, sample in enumerate(samples, 1):
         for kind, figure in sample_figures(sample).items():
@@ -241,7 +248,7 @@ def save_figures(directory: Path, samples: Sequence[Sample]) -> None:
 
 
 def truncate_after(path: Path, step: int, validated: int) -> None:
-    """Remove the lines after a step, those of validations after the step `validated`, and incomplete lines."""
+    """Remove lines of metrics.jsonl: all after `step`, those of validations after step `validated`, and broken ones."""
     if not path.exists():
         return
     lines = []
@@ -255,14 +262,14 @@ def truncate_after(path: Path, step: int, validated: int) -> None:
 
 
 def check_packages(loggers: Iterable[str]) -> None:
-    """Raises UserError if the package of a logger is missing."""
+    """Check that the package of each logger is installed. Raises UserError if one is missing."""
     for name in loggers:
         if find_spec(name) is None:  # a logger is named after its package
             raise UserError(f"logger={name}: needs another package: pip install {name}")
 
 
 class Wandb:
-    """A run of Weights & Biases, which reads TensorBoard's files."""
+    """A run of Weights & Biases (W&B), which reads its values from TensorBoard's files."""
 
     def __init__(self, run: RunDirectory, config: schema.TrainConfig, known_id: str | None) -> None:
         import wandb
@@ -283,15 +290,15 @@ class Wandb:
         self.id = str(self._run.id)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Do nothing: the values are in TensorBoard's files."""
+        """Do nothing, because W&B reads the values from TensorBoard's files."""
 
     def end(self, finished: bool) -> None:
-        """Send everything. finished=False: the run can be resumed."""
+        """Send everything, and mark the run as finished or as one that can be resumed."""
         self._run.finish(exit_code=0 if finished else 1)
 
 
 class MLflow:
-    """A run of MLflow, whose own thread sends the values."""
+    """A run of MLflow, whose library sends the values in a thread."""
 
     def __init__(self, run: RunDirectory, config: schema.TrainConfig, known_id: str | None) -> None:
         import mlflow
@@ -300,7 +307,7 @@ class MLflow:
         mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT))
         name, sweep, tags = description_of(run)
         self._mlflow, self._alignments = mlflow, run.alignments
-        self._sending: Any = None  # the values sent last; those before them arrive first
+        self._sending: Any = None  # MLflow's handle of the latest values; earlier values arrive before them
         begun = mlflow.start_run(run_id=known_id, run_name=name, tags=({"sweep": sweep} if sweep else {}) | tags)
         self.id = str(begun.info.run_id)
         params = [] if known_id else [*flatten(config.model_dump(mode="json"))]
@@ -312,7 +319,7 @@ class MLflow:
         self._sending = self._mlflow.log_metrics(dict(values), step=step, synchronous=False)
 
     def end(self, finished: bool) -> None:
-        """Send everything, and the heatmaps of a finished run. finished=False: the run can be resumed."""
+        """Send everything, and heatmaps if the run has finished; else mark it as one that can be resumed."""
         try:
             if self._sending is not None:
                 self._sending.wait()
@@ -326,9 +333,9 @@ TRACKERS: dict[str, type[Wandb | MLflow]] = {"wandb": Wandb, "mlflow": MLflow}
 
 
 def description_of(run: RunDirectory) -> tuple[str, str | None, dict[str, str]]:
-    """Describe a run for a tracker: its name, the name of its sweep, and the overrides that affect results.
+    """Describe a run for a tracker: its name, the name of its sweep or None, and the overrides that affect results.
 
-    A run is named after the last two parts of its path, or after its path in its sweep.
+    The name is the last two parts of the run's path, or in a sweep, its path relative to the sweep.
     """
     path = run.path.resolve()
     tags = {key: format_value(value) for key, value in run.overrides().items() if key not in schema.NO_EFFECT_KEYS}
@@ -344,13 +351,13 @@ def _reason(error: BaseException) -> str:
 
 class _LogFile(logging.FileHandler):
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        """Let a full disk end the run, as for every other file, instead of printing a traceback for each line."""
+        """Raise an error such as a full disk, as for all other files; logging would only print a traceback."""
         raise  # noqa: PLE0704
 
 
 @contextmanager
 def log_to_file(path: Path) -> Iterator[None]:
-    """Copy all log messages to the run's train.log, with the time."""
+    """Copy all log messages within this context, with their time, to the run's train.log."""
     handler = _LogFile(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger = logging.getLogger("nmt")

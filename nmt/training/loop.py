@@ -1,4 +1,4 @@
-"""What a run does between its updates: log, validate, save, and end early."""
+"""The training loop: makes updates, and between them logs, validates, saves checkpoints, and ends a run early."""
 
 import logging
 from collections.abc import Callable
@@ -23,15 +23,15 @@ log = logging.getLogger(__name__)
 
 
 class Pruned(Exception):  # noqa: N818
-    """A sweep's search ended this run early; the last checkpoint has everything."""
+    """Raised when a sweep's search ends this run early, after the last checkpoint has been saved."""
 
 
 Observer = Callable[[float, float], bool]
-"""Called after each validation with the epochs done and the monitored score; True prunes the run."""
+"""Called after each validation with the epochs done and the monitored score; returns True to prune the run."""
 
 
 class TrainingLoop:
-    """Updates, validations and checkpoints, from the first step or from a checkpoint to the end of a run."""
+    """Trains from the first step, or from the last checkpoint, to the end of a run."""
 
     def __init__(
         self,
@@ -46,11 +46,11 @@ class TrainingLoop:
         self.observer = observer or (lambda *_: False)
         self.stopping = EarlyStopping(config.validation.monitor, config.validation.patience)
         self.validated = 0  # step of the last validation
-        self.logged_step = -1  # the journal is complete up to this step; a resumed run removes later lines
+        self.logged_step = -1  # last step whose lines in the journal are complete; a resumed run removes later lines
         self.window = LogWindow()
 
     def resume(self) -> bool:
-        """Continue from the last checkpoint, if there is one. Raises UserError if it does not fit the run."""
+        """Load the last checkpoint; return False if there is none. Raises UserError if it does not fit the run."""
         path = self.run.checkpoints / LAST
         if not path.exists():
             return False
@@ -80,11 +80,11 @@ class TrainingLoop:
         try:
             with trainer.signals.saving(self._save):
                 if first and self.config.training.start_from is not None:
-                    self._validate()  # the initial weights are the best checkpoint until better ones are found
+                    self._validate()  # the loaded parameters are the best checkpoint until a validation is better
                     self.logged_step = 0
                     self._save()
                 if self.validated < trainer.step or self._finished():
-                    self._after_update()  # interrupted between update and validation, or max_steps was changed
+                    self._after_update()  # the run was interrupted before its validation, or max_steps was changed
                 while not self._finished():
                     update = trainer.next_update()
                     self.window.add(update)
@@ -120,16 +120,16 @@ class TrainingLoop:
     def _after_update(self) -> None:
         """Log, validate and save after an update, as configured.
 
-        The checkpoint comes last: a run that is killed before it repeats all of this.
+        The checkpoint is saved last, so that a run that is killed before then will log and validate again.
         """
         self.run.check_present()
         step, epochs = self.trainer.step, self.trainer.epochs
         if step % self.config.training.log_every == 0 or self._finished():
             self._log()
-        self.logged_step = step  # a signal during the validation saves a checkpoint
+        self.logged_step = step  # set before the validation, during which a signal may save a checkpoint
         score = self._validate() if self._validation_due() else None
         if self._finished():
-            self._log()  # the rest, if patience has just ended the run
+            self._log()  # the updates not logged yet, if the patience has just been exhausted
         pruned = score is not None and self.trainer.group.on_main(partial(self.observer, epochs, score))
         every = self.config.training.checkpoint_every
         if score is not None or (every is not None and step % every == 0):
@@ -157,7 +157,7 @@ class TrainingLoop:
             trainer.epochs,
             {
                 **means,
-                # The negative bound of variational attention is its expected loss and the divergence.
+                # With variational attention, the negative evidence lower bound: expected "loss" + KL divergence.
                 "perplexity": perplexity(means["loss"] + means.get("kl_loss", 0.0), 1),
                 "learning_rate": trainer.optimizer.param_groups[0]["lr"],
                 "tokens_per_second": window.tokens / max(window.seconds, 1e-9),
@@ -172,7 +172,7 @@ class TrainingLoop:
         with trainer.moving_average.in_model():
             scores, samples = self.validator()
             self.run.check_present()
-            scores = trainer.group.on_main(lambda: scores)  # other processes may compute with other rounding
+            scores = trainer.group.on_main(lambda: scores)  # use those of rank 0, since rounding may differ
             best = self.stopping.update(scores, trainer.step)
             if best and trainer.group.is_main:
                 weights = {"model": trainer.model.state_dict(), "step": trainer.step, "scores": scores}
@@ -208,22 +208,22 @@ class TrainingLoop:
 
 
 class LogWindow:
-    """Sums since the last line of the log, kept on the device until they are read."""
+    """Collects the updates since the last line of the log; their tensors are on the device until `means` reads them."""
 
     def __init__(self) -> None:
-        self.updates: list[dict[str, Tensor]] = []  # of each: the objective's terms and the gradient norm
+        self.updates: list[dict[str, Tensor]] = []  # loss terms and gradient norm () of each update that was applied
         self.tokens = 0
         self.seconds = 0.0
 
     def add(self, update: Update) -> None:
-        """Add an update; of a skipped one, only the time."""
+        """Add an update. A skipped update adds only its time."""
         self.seconds += update.seconds
         if update.applied:
             self.updates.append({**update.terms, "gradient_norm": update.gradient_norm})
             self.tokens += update.tokens
 
     def state(self) -> list[Any]:
-        """Return the sums as a checkpoint stores them."""
+        """Return the window as a checkpoint stores it."""
         return [self.updates, self.tokens, self.seconds]
 
     @classmethod
@@ -235,7 +235,7 @@ class LogWindow:
         return window
 
     def means(self) -> dict[str, float]:
-        """Average over at least one update: terms per target token, the gradient norm per update."""
+        """Average at least one update: loss terms over target tokens, the gradient norm over updates."""
         names = list(self.updates[0])
         columns = [torch.stack([update[name].float() for update in self.updates]) for name in names]
         totals = torch.stack(columns).cpu().double().sum(1).tolist()

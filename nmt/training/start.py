@@ -1,6 +1,6 @@
-"""How a run starts: the corpus report, weights from another run, teachers.
+"""What a run needs at its start: the corpus report, initial parameters from another run, and teachers.
 
-Shapes: V new vocabulary, W old vocabulary.
+Shapes: V tokens of the new vocabulary, W tokens of the old vocabulary.
 """
 
 import logging
@@ -24,24 +24,24 @@ from nmt.model.seq2seq import Seq2Seq
 from nmt.system.machine import Machine
 from nmt.system.run import RunDirectory, load_config
 
-ROUND_TRIPS = 2_000  # sentences of a split, evenly spread, that are scored: takes a fifth of a second
-MIN_BLEU = 99.0  # the corpus report warns below it
-MIN_USED = 0.9  # share of the training pairs; the log warns below it
+ROUND_TRIPS = 2_000  # sentences, evenly spread over a split, that are scored in a fifth of a second
+MIN_BLEU = 99.0  # round trip BLEU below which the corpus report warns
+MIN_USED = 0.9  # share of used training pairs below which the log warns
 TABLES = {
     "source_embedding.weight": "source",
     "target_embedding.weight": "target",
     "output.weight": "target",
     "output.bias": "target",
 }
-"""Parameters with a row for each token, and the side it belongs to."""
+"""Parameters with one row per token of a vocabulary, and the side that the vocabulary belongs to."""
 log = logging.getLogger(__name__)
 
 
 def corpus_report(prepared: Prepared, config: schema.TrainConfig, settings: ScoreSettings) -> dict[str, Any]:
-    """Return the corpus's report with round_trip_bleu of each held-out split, and a warning where it is low.
+    """Return the report of a prepared corpus, with round_trip_bleu of each held-out split and a warning if it is low.
 
-    It is the BLEU of the references after the tokenizer has encoded and decoded them, against themselves: an upper
-    bound for every model's translations.
+    The references are encoded and decoded by the tokenizer; round_trip_bleu is the BLEU of the result against the
+    references. It is an upper bound for every model's translations.
     """
     splits, warnings = dict(prepared.report["splits"]), list(prepared.report["warnings"])
     for split in prepared:
@@ -59,7 +59,7 @@ def corpus_report(prepared: Prepared, config: schema.TrainConfig, settings: Scor
 
 
 def round_trip_bleu(split: Split, tokenizer: Tokenizer, settings: ScoreSettings, sentences: int = ROUND_TRIPS) -> float:
-    """Return the BLEU of up to this many references, encoded and decoded, against themselves."""
+    """Encode and decode up to `sentences` references; return the BLEU of the result against the references."""
     chosen = range(0, len(split), -(-len(split) // sentences))
     references = nfc([split.target.line(index) for index in chosen])
     decoded = nfc([tokenizer.decode(split.target.ids(index).tolist()) for index in chosen])
@@ -69,7 +69,7 @@ def round_trip_bleu(split: Split, tokenizer: Tokenizer, settings: ScoreSettings,
 
 
 def _remedy(config: schema.TrainConfig, unknown_rate: float) -> str:
-    """Return overrides that keep more of each reference, or that make BLEU ignore the difference."""
+    """Suggest overrides with which a round trip loses less of each reference, or BLEU ignores what is lost."""
     tokenizer = config.tokenizer
     if tokenizer.lowercase and not config.evaluation.lowercase:
         return "evaluation.lowercase=true"
@@ -82,7 +82,7 @@ def _remedy(config: schema.TrainConfig, unknown_rate: float) -> str:
 
 
 def log_corpus_report(report: Mapping[str, Any]) -> None:
-    """Write the corpus report to the log, warnings last."""
+    """Log the corpus report, with its warnings last."""
     log.info("corpus: %s to %s, vocabulary %s", *report["languages"], " and ".join(map(str, report["vocabulary"])))
     for name, split in report["splits"].items():
         dropped = ", ".join(f"{count} {reason}" for reason, count in split["dropped"].items()) or "none"
@@ -105,25 +105,25 @@ def log_corpus_report(report: Mapping[str, Any]) -> None:
 
 
 class Start(NamedTuple):
-    """Initial weights."""
+    """Initial parameters from another run."""
 
-    weights: dict[str, Tensor]
-    record: dict[str, Any]  # of the run that they come from, for the manifest
-    description: str  # for the log
+    weights: dict[str, Tensor]  # the model's state dict
+    record: dict[str, Any]  # description of that run for the manifest, from `record_of`
+    description: str  # description of that run for the log
 
 
 class Teachers(NamedTuple):
     """The models that a distillation learns from."""
 
     models: list[Seq2Seq]
-    records: list[dict[str, Any]]  # of their runs, for the manifest
+    records: list[dict[str, Any]]  # description of each teacher's run for the manifest, from `record_of`
 
 
 def load_start(config: schema.TrainConfig, prepared: Prepared) -> Start | None:
     """Load the best checkpoint of training.start_from; return None if the configuration names no run.
 
-    If that run has other tokenizers, its embeddings and output layer move to the new vocabulary. Raises UserError if
-    its weights do not fit the model.
+    If that run has other tokenizers, its embeddings and output layer are converted to the new vocabulary. Raises
+    UserError if its parameters do not fit the model.
     """
     if config.training.start_from is None:
         return None
@@ -153,10 +153,10 @@ def load_start(config: schema.TrainConfig, prepared: Prepared) -> Start | None:
 def load_teachers(
     config: schema.TrainConfig, prepared: Prepared, machine: Machine, recorded: Sequence[Mapping[str, Any]] = ()
 ) -> Teachers:
-    """Load the best checkpoints of objective.teachers; none if the objective is not distillation.
+    """Load the best checkpoints of objective.teachers; return no teachers if the objective is not distillation.
 
-    recorded: the teachers' records when the run began. Raises UserError if a teacher is missing, has other tokenizers,
-    or has another best checkpoint than recorded; its run may have moved.
+    recorded: the teachers' records from when this run began, empty if it begins now. Raises UserError if a teacher is
+    missing, has other tokenizers, or has another best checkpoint than recorded. Its run may be at another path.
     """
     teachers = Teachers([], [])
     for path in config.objective.teachers if isinstance(config.objective, Distillation) else []:
@@ -174,7 +174,7 @@ def load_teachers(
 
 
 def record_of(run: RunDirectory, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the manifest records of another run: its path, its best checkpoint's step and scores, its system."""
+    """Describe another run for the manifest: its path, its best checkpoint's step and scores, its system's digest."""
     best = {"step": checkpoint["step"], "scores": checkpoint.get("scores", {})}
     return {"run": str(run.source), **best, "system": run.system_digest()}
 
@@ -194,7 +194,7 @@ def _refuse_other_tokenizers(run: RunDirectory, lowercase: bool, prepared: Prepa
 
 
 def model_differences(saved: schema.TrainConfig, config: schema.TrainConfig) -> list[str]:
-    """Describe the values that give the two models different weights."""
+    """Describe the settings of the model, except dropout, in which the two configurations differ."""
     here, there = (
         dict(flatten(values.model_dump(mode="json", include=set(Model.model_fields)))) for values in (config, saved)
     )
@@ -208,10 +208,11 @@ def model_differences(saved: schema.TrainConfig, config: schema.TrainConfig) -> 
 def transfer_weights(
     old: Mapping[str, Tensor], new: Mapping[str, Tensor], old_tokenizers: Tokenizers, new_tokenizers: Tokenizers
 ) -> tuple[dict[str, Tensor], dict[str, int]]:
-    """Make the weights `old` of a model fit the vocabularies of the weights `new`: (W, ...), (V, ...) -> (V, ...).
+    """Convert the state dict `old` from the old vocabularies to the new ones: rows (W, ...) -> (V, ...) in `TABLES`.
 
-    A token of the new vocabulary starts from the mean of the old tokens that spell it, and as in `new` if there are
-    none. Returns the weights, and how many tokens of each side are spelled.
+    The row of a new token is the mean of the rows of the old tokens that spell it, see `origins_of`. If there are none,
+    it is the token's row in `new`, a random state dict for the new vocabularies. Returns the converted state dict and,
+    for each side, how many new tokens got their row from old tokens.
     """
     sides = zip(Tokenizers._fields, new_tokenizers, old_tokenizers, strict=True)
     origins = {side: origins_of(after, before) for side, after, before in sides}
@@ -225,9 +226,10 @@ def transfer_weights(
 
 
 def origins_of(new: Tokenizer, old: Tokenizer) -> dict[int, list[int]]:
-    """Find the old tokens that spell each new one; a piece of both vocabularies spells itself.
+    """Map each new token to the old tokens whose pieces, joined, spell its piece.
 
-    Tokens that nothing spells are left out. If the old tokenizer lowercases, so does the comparison.
+    A piece that is in both vocabularies is mapped to itself. Other pieces are lowercased first if the old tokenizer
+    lowercases. New tokens without any matching old token are left out.
     """
     ids = {piece: token for token, piece in enumerate(old.pieces(range(old.vocab_size)))}
     longest = max(map(len, ids))
@@ -241,8 +243,10 @@ def origins_of(new: Tokenizer, old: Tokenizer) -> dict[int, list[int]]:
 
 
 def _segment(piece: str, ids: Mapping[str, int], longest: int) -> list[int]:
-    """Split a piece into tokens from left to right, each time the longest that fits. A character that the vocabulary
-    lacks becomes its bytes, if the vocabulary has them."""
+    """Split a piece into tokens from left to right, each time into the longest one that matches.
+
+    A character that matches no token becomes the tokens of its bytes, or nothing if the vocabulary has no bytes.
+    """
     tokens: list[int] = []
     start = 0
     while start < len(piece):
