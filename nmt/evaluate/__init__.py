@@ -1,5 +1,5 @@
-"""The one scoring path: BLEU, chrF and TER by sacreBLEU, alignment error rate, COMET, and tests of differences.
+"""Scores translations: BLEU, chrF and TER by sacreBLEU, alignment error rate and COMET; tests differences of scores.
 
-Begin with `evaluation.py`, which validation and nmt-evaluate share; it holds COMET as well. `bleu.py` computes scores,
-`significance.py` tests their differences.
+Read `evaluation.py` first: validation and nmt-evaluate share it, and it holds COMET. `bleu.py` computes the scores of
+sacreBLEU, `significance.py` tests whether scores differ.
 """

@@ -1,8 +1,8 @@
 """Translation quality: sacreBLEU's BLEU, chrF and TER (Post 2018), BLEU of sentences and by length, perplexity.
 
-`count` collects sacreBLEU's statistics of each sentence; every score is a formula of their sums, so that scores of
-subsets and resamplings need no text. Texts are compared in Unicode NFC: composed and decomposed characters are equal.
-Shapes: N sentences, k statistics of a metric.
+`count` collects sacreBLEU's statistics of each sentence. Every score is a formula of the sums of these statistics, so
+that scores of subsets and of resampled sentences need no text. Texts are compared in Unicode NFC: composed and
+decomposed characters are equal. Shapes: N sentences, k statistics of a metric.
 """
 
 import hashlib
@@ -28,8 +28,8 @@ from nmt.translate.similarity import Floats, bleu_score, chrf_score
 
 Counts = NDArray[np.int64]
 METRICS = ("bleu", "chrf", "ter")
-WIDTHS = {"bleu": 10, "chrf": 18, "ter": 2}  # statistics of a sentence
-SUFFIX = ".statistics.safetensors"  # replaces .txt in the name of the file beside an output
+WIDTHS = {"bleu": 10, "chrf": 18, "ter": 2}  # number k of each metric's statistics
+SUFFIX = ".statistics.safetensors"  # of the file that holds the statistics of an output x.txt: x.statistics.safetensors
 
 # sacreBLEU's tokenizers for single languages, by ISO 639-1 and 639-3 codes.
 _TOKENIZER_OF_LANGUAGE = {
@@ -65,16 +65,16 @@ class Scores:
     ter_signature: str | None
 
     def as_dict(self) -> dict[str, float | str | None]:
-        """Flat and ready for JSON, scores rounded to 4 decimals."""
+        """Return a flat dict for JSON, with scores rounded to 4 decimals."""
         return {key: round(value, 4) if isinstance(value, float) else value for key, value in asdict(self).items()}
 
 
 @dataclass(frozen=True)
 class Counted:
-    """sacreBLEU's statistics of N sentences by metric, (N, k) each, with k as in WIDTHS."""
+    """sacreBLEU's statistics of N sentences."""
 
-    counts: Mapping[str, Counts]
-    signatures: Mapping[str, str]
+    counts: Mapping[str, Counts]  # (N, k) by metric, with k from WIDTHS
+    signatures: Mapping[str, str]  # sacreBLEU's signature by metric
 
     def scores(self) -> Scores:
         """Score all sentences together."""
@@ -89,7 +89,8 @@ def count(
 ) -> Counted:
     """Count sacreBLEU's statistics of detokenised hypotheses with one reference each.
 
-    Raises ValueError if the counts differ or are zero, or for an invalid setting or metric.
+    Raises ValueError if the numbers of hypotheses and references differ or are zero, or for an invalid setting or
+    metric.
     """
     if len(hypotheses) != len(references) or not hypotheses:
         raise ValueError(
@@ -120,14 +121,14 @@ def score(
 
 @cache
 def signatures(settings: ScoreSettings) -> Mapping[str, str]:
-    """sacreBLEU's signature of each metric, which names its version and options."""
+    """Return sacreBLEU's signature of each metric, which names sacreBLEU's version and the metric's options."""
     return count([""], ["x"], settings).signatures
 
 
 def stored_counts(path: Path, hypotheses: Sequence[str], references: Sequence[str], settings: ScoreSettings) -> Counted:
-    """Read the statistics of an output from the file beside it, because TER takes seconds per thousand sentences.
+    """Read the statistics of an output from the file `path` beside it: counting takes seconds per thousand sentences.
 
-    If the file is missing, damaged or belongs to other texts or metrics, counts them and tries to write the file.
+    If the file is missing, damaged or belongs to other texts or settings, count them and try to write the file.
     Raises ValueError as `count` does.
     """
     key = _key(hypotheses, references, signatures(settings))
@@ -144,7 +145,7 @@ def stored_counts(path: Path, hypotheses: Sequence[str], references: Sequence[st
 
 
 def write_counts(path: Path, counted: Counted, hypotheses: Sequence[str], references: Sequence[str]) -> None:
-    """Write the statistics of all metrics; in a folder that cannot be written, do nothing."""
+    """Write the statistics of all metrics to the file `path`. If it cannot be written, do nothing."""
     arrays = {name: rows.astype(np.int32) for name, rows in counted.counts.items()}
     arrays["key"] = np.frombuffer(_key(hypotheses, references, counted.signatures), np.uint8)
     with suppress(OSError):
@@ -152,12 +153,12 @@ def write_counts(path: Path, counted: Counted, hypotheses: Sequence[str], refere
 
 
 def _key(*texts: object) -> bytes:
-    """A digest of hypotheses, references and signatures."""
+    """Compute a digest of hypotheses, references and signatures."""
     return hashlib.sha256(json.dumps(texts).encode()).digest()
 
 
 def ter_score(sums: Floats) -> Floats:
-    """Compute TER from edits and length of the reference: (..., 2) -> (...), in percent (Snover et al. 2006)."""
+    """Compute TER from sums of edits and of reference lengths: (..., 2) -> (...), in percent (Snover et al. 2006)."""
     edits, length = sums[..., 0], sums[..., 1]
     return 100 * np.where(length > 0, edits / np.where(length > 0, length, 1.0), edits > 0)
 
@@ -176,18 +177,18 @@ FORMULAS: dict[str, Callable[[Floats], Floats]] = {
 
 
 def sentence_bleu(counts: Counts) -> NDArray[np.float64]:
-    """Score each sentence by its BLEU: statistics (N, 10) -> (N,), from 0 to 100.
+    """Compute the BLEU of each sentence from its statistics: (N, 10) -> (N,), from 0 to 100.
 
-    With sacreBLEU's effective order: n-grams longer than the sentence do not count.
+    Uses sacreBLEU's effective order: n-grams longer than the sentence do not count.
     """
     return bleu_score(counts.astype(float), effective_order=True)
 
 
 def score_by_length(counts: Counts, sources: Sequence[str], parts: int = 4) -> list[dict[str, float | list[int]]]:
-    """Score BLEU, from its statistics (N, 10), in `parts` bins of about equal size by source length, longest last.
+    """Compute BLEU, from its statistics (N, 10), for sentences in bins of increasing source length.
 
-    Sentences of equal length share a bin, so there may be fewer bins. "words" holds a bin's shortest and longest
-    length; it counts characters in text without spaces, such as Chinese.
+    There are `parts` bins of about equal size, or fewer, because sentences of equal length share a bin. "words" holds a
+    bin's shortest and longest length, in words, or in characters if the text has no spaces, such as Chinese.
     """
     lengths = np.array([len(source.split()) for source in sources])
     if np.median(lengths) <= 1:
@@ -214,7 +215,7 @@ def bleu_metric(settings: ScoreSettings) -> BLEU:
     if name not in BLEU.TOKENIZERS:
         raise ValueError(f"evaluation.tokenize: {name!r} is unknown; allowed: {', '.join(BLEU.TOKENIZERS)}")
     try:
-        # `force` silences the warning that the text looks tokenized, which some corpora are on purpose.
+        # `force` silences the warning that the text looks tokenized. Some corpora are tokenized on purpose.
         return BLEU(tokenize=name, lowercase=settings.lowercase, force=True)
     except RuntimeError as error:  # no dictionary for the Japanese or Korean tokenizer
         package = f'"sacrebleu[{name.partition("-")[0]}]"'
@@ -226,7 +227,7 @@ def bleu_metric(settings: ScoreSettings) -> BLEU:
 
 
 def perplexity(nll: float, tokens: int) -> float:
-    """Compute exp(nll / tokens) of a total negative log-likelihood in nats; infinite if it overflows a float."""
+    """Compute exp(nll / tokens) from a total negative log-likelihood in nats; return infinity if it overflows."""
     try:
         return math.exp(nll / max(1, tokens))
     except OverflowError:

@@ -1,4 +1,4 @@
-"""Translating and scoring a test set: the same path for validation during training and for nmt-evaluate."""
+"""Translates and scores a test set, for validation during training and for nmt-evaluate alike."""
 
 import logging
 import time
@@ -32,7 +32,7 @@ from nmt.system.run import EVALUATION, RunDirectory, digest, load_values, read_j
 from nmt.translate.translator import Progress, Translation, Translator
 
 log = logging.getLogger(__name__)
-COMET_BATCH = 16  # sentences
+COMET_BATCH = 16  # sentences that COMET scores at a time
 
 
 class Evaluation(NamedTuple):
@@ -40,8 +40,8 @@ class Evaluation(NamedTuple):
 
     translations: list[Translation]
     scores: Scores
-    sentences_per_second: float  # translation only
-    counted: Counted  # by sentence
+    sentences_per_second: float  # speed of translation, without scoring
+    counted: Counted  # statistics of each sentence
 
     @property
     def hypotheses(self) -> list[str]:
@@ -50,7 +50,10 @@ class Evaluation(NamedTuple):
 
 
 def score_settings(config: schema.Evaluation, target_lang: str) -> ScoreSettings:
-    """Resolve tokenize=auto. Raises UserError now, before training, if the tokenizer is not available."""
+    """Make the settings of BLEU, with sacreBLEU's tokenizer for the target language if tokenize=auto.
+
+    Tries them once, so that an unavailable tokenizer raises UserError before training.
+    """
     automatic = config.tokenize == "auto"
     settings = ScoreSettings(tokenizer_for(target_lang) if automatic else config.tokenize, config.lowercase)
     try:
@@ -66,7 +69,8 @@ class Comet:
     def __init__(self, name: str, key: str, device: torch.device) -> None:
         """Load a checkpoint (a path that ends in .ckpt), or a model of the Hugging Face hub, which is downloaded once.
 
-        Raises UserError that names the configuration's `key`, without unbabel-comet or if the model cannot be loaded.
+        Raises UserError if unbabel-comet is not installed or the model cannot be loaded. key: the configuration's key
+        that named the model, for the message.
         """
         if find_spec("comet") is None:
             raise UserError(f"{key}={name}: COMET needs another package: pip install unbabel-comet")
@@ -75,7 +79,7 @@ class Comet:
             from comet import download_model, load_from_checkpoint
 
             model: Any = load_from_checkpoint(name if local else download_model(name))
-        except Exception as error:  # the package, its parts and the network raise anything
+        except Exception as error:  # the package, its dependencies and the network can raise anything
             reason = next(iter(str(error).splitlines()), "") or type(error).__name__
             remedy = "is it the file of a COMET model?" if local else "check the name and the network"
             raise UserError(f"{key}={name}: the COMET model cannot be loaded ({reason}); {remedy}") from None
@@ -89,10 +93,10 @@ class Comet:
         references: Sequence[str],
         progress: Progress | None = None,
     ) -> list[float]:
-        """Score each sentence; their mean is the score of the corpus. Higher is better, about 1 the best."""
+        """Score each sentence. The corpus score is the mean. Higher is better, and the best score is about 1."""
         triples = zip(sources, hypotheses, references, strict=True)
         samples = [dict(zip(("src", "mt", "ref"), triple, strict=True)) for triple in triples]
-        order = sorted(range(len(samples)), key=lambda i: len(sources[i]))  # little padding
+        order = sorted(range(len(samples)), key=lambda i: len(sources[i]))  # by length, for little padding
         scores = [0.0] * len(samples)
         # model.predict() starts a Lightning Trainer, which would join the process group of torchrun or Slurm.
         for start in range(0, len(order), COMET_BATCH):
@@ -114,7 +118,7 @@ def evaluate(
     metrics: Collection[str] = METRICS,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Translate and score."""
+    """Translate the sources, score the best translations, and measure the speed of translation."""
     translator.reseed()
     start = time.perf_counter()
     translations = [nbest[0] for nbest in translator.translate_nbest(sources, 1, progress)]
@@ -125,10 +129,10 @@ def evaluate(
 
 
 class ReferenceAlignment(NamedTuple):
-    """References aligned to their sources by forced decoding."""
+    """Word alignments between sources and references, from forced decoding."""
 
-    pharaoh: list[str]  # word links of each pair
-    scores: dict[str, float]  # aer, alignment_precision, alignment_recall; {} without gold alignments
+    pharaoh: list[str]  # word links of each sentence pair, in Pharaoh format
+    scores: dict[str, float]  # aer, alignment_precision, alignment_recall; empty without gold alignments
 
 
 def align(
@@ -138,9 +142,9 @@ def align(
     gold: Sequence[str] | None,
     progress: Progress | None = None,
 ) -> ReferenceAlignment | None:
-    """Align the references by the attention of forced decoding; None for a model without attention.
+    """Align references to sources by the attention weights of forced decoding; return None without an attention.
 
-    Computes AER, precision and recall (Och and Ney 2003) if there are gold alignments.
+    Computes AER, precision and recall (Och and Ney 2003) if `gold` alignments are given.
     """
     if not translator.model.attends:
         return None
@@ -154,10 +158,10 @@ def align(
 
 @dataclass(frozen=True)
 class EvaluationFolder:
-    """A folder for an evaluation that is not written to a run, such as that of an ensemble."""
+    """A folder for an evaluation that is not written to a run's directory, such as the evaluation of an ensemble."""
 
     folder: RunDirectory
-    description: Mapping[str, Any]  # runs and settings, the same for all splits in the folder
+    description: Mapping[str, Any]  # runs and settings, which are the same for all splits in the folder
 
     @classmethod
     def at(
@@ -168,9 +172,9 @@ class EvaluationFolder:
         settings: ScoreSettings,
         checkpoint: str,
     ) -> Self:
-        """Describe the evaluation, and write nothing yet.
+        """Describe an evaluation in this folder, without writing anything yet.
 
-        Raises UserError if the folder holds an evaluation of other runs or settings.
+        Raises UserError if the folder already holds an evaluation of other runs or settings.
         """
         shortlist = translator.shortlist
         description = {
@@ -198,7 +202,10 @@ class EvaluationFolder:
 
 
 def _choices(runs: Sequence[RunDirectory], translator: Translator) -> dict[str, Any]:
-    """Join the runs' recorded choices, by "+" where they differ, and add what this evaluation changes."""
+    """Merge the runs' recorded choices, and add the settings that this evaluation changes.
+
+    Where runs differ, their values are joined by "+"; choices of the search are those of the first run.
+    """
     recorded = [run.recorded_choices() for run in runs]
     joined: dict[str, Any] = {"ensemble": len(runs)} if len(runs) > 1 else {}
     for key in dict.fromkeys(key for choices in recorded for key in choices):
@@ -219,7 +226,10 @@ def _choices(runs: Sequence[RunDirectory], translator: Translator) -> dict[str, 
 
 
 def warn_if_texts_differ(runs: Sequence[RunDirectory], split: str) -> None:
-    """Warn of runs whose test set differs from the first run's: they may have been trained on the first run's."""
+    """Warn of runs whose held-out texts differ from those of the first run, which are scored.
+
+    Such a run may have been trained on the scored texts.
+    """
 
     def text(run: RunDirectory) -> list[bytes | None]:
         files = [run.data / f"{split}.{side}" for side in ("source", "target")]
@@ -241,12 +251,14 @@ def evaluate_run(
     faithfulness_sentences: int = 0,
     on_result: Callable[[dict[str, Any]], object] | None = None,
 ) -> tuple[dict[str, Any], Evaluation]:
-    """Evaluate a split of a run's corpus. Returns the entry of results.json and the translations.
+    """Evaluate a split of a run's corpus. Returns the entry of results.json and the evaluation.
 
-    Writes hypotheses/<split>.txt, word alignments of translations and references to alignments/, and the entry, to the
-    folder `output`, or to the run. In a run, the string `output` names the settings that differ from the run's own and
-    is appended to <split>, so that results with the run's own settings stay. `faithfulness_sentences` sentences are
-    measured by nmt.explain.faithfulness. `on_result` receives the entry before the files are written.
+    Writes hypotheses/<split>.txt, word alignments of translations and references to alignments/, and the entry of
+    results.json. If `output` is an EvaluationFolder, they are written there, else to the run. Then the string `output`,
+    which names the settings that differ from the run's own, is appended to <split>: earlier results stay.
+
+    faithfulness_sentences: how many sentences nmt.explain.faithfulness measures. on_result: receives the entry before
+    the files are written.
     """
     sources, references, gold = run.held_out(split)
     evaluation = evaluate(translator, sources, references, settings, progress=progress)

@@ -1,24 +1,28 @@
-"""Tests of differences between outputs and between systems, from the statistics of single sentences.
+"""Tests differences between outputs and between systems, from the statistics of single sentences.
 
-An output is an array (N, k) for each metric: sacreBLEU's counts of N sentences, or their scores with a 1 beside each
-(`FORMULAS` of nmt.evaluate.bleu). Every resampling is then a product of matrices (R, N) and (N, k).
+An output has an array (N, k) for each metric: sacreBLEU's k statistics of N sentences, or for a metric that is a mean
+over sentences, the score of each sentence and a 1 (`FORMULAS` of nmt.evaluate.bleu). R resamplings of the sentences are
+then a product of matrices (R, N) and (N, k).
 
 - Two outputs: paired bootstrap resampling (Koehn 2004) and paired approximate randomisation (Riezler and Maxwell 2005),
   with the results of `sacrebleu --paired-bs` and `--paired-ar`.
-- Two systems with several outputs each, one for each seed: a t test with the variance between seeds and that between
-  sentences (`Effect`), and stratified approximate randomisation (Clark et al. 2011) for these outputs alone.
+- Two systems with several outputs each, one for each seed: a t test that includes the variance between seeds and the
+  variance between sentences (`Effect`), and stratified approximate randomisation (Clark et al. 2011), which says
+  nothing about other seeds.
 - Many comparisons: Holm's correction (1979), and groups of systems by letters (Piepho 2004).
 
-Seed j of system A scores a_j on the test set, and seed j of B b_j. The difference of the means has the t statistic
+The outputs of system A have the scores a_j on the test set, j = 1 ... n_a, and those of system B the scores b_j. The
+difference D of the means has the t statistic
 
     D = mean(a) - mean(b),    Var(D) = s_a^2 / n_a + s_b^2 / n_b + v,    t = D / sqrt(Var(D)),
 
-where s^2 is the variance between a system's n scores, and v is the variance of D over bootstrap samples of the
-sentences, with the seeds as they are. The degrees of freedom are Satterthwaite's (1946). v contains the luck that each
-seed has with sentences, which s^2 contains as well: Var(D) is a little too large. With few seeds the estimates s^2 are
-so uncertain that the test needs this to hold its level (docs/comparison.md has the figures of a simulation).
+where s_a^2 and s_b^2 are the variances between a system's scores, and v is the variance of D over bootstrap samples of
+the sentences with the same outputs. The degrees of freedom are Satterthwaite's (1946). Var(D) is a little too large,
+because the choice of sentences favours some seeds, and this variance is part of both s^2 and v. With few seeds the
+estimates s^2 are so uncertain that the test needs this excess to hold its level: docs/comparison.md has the figures of
+a simulation.
 
-A system with one seed takes s^2 from the other system. With one seed each nothing is known of the variance between
+A system with one seed takes s^2 from the other system. If both have one seed, nothing is known of the variance between
 seeds: Var(D) = v, and the two paired tests decide.
 """
 
@@ -39,24 +43,32 @@ from nmt.translate.similarity import Floats
 
 Statistics = NDArray[np.int64] | NDArray[np.float64]
 Output = Mapping[str, Statistics]  # (N, k) by metric
-CHUNK = 500  # resamplings at a time
-ROUNDING = 1e-9  # differences between scores up to this are due to the order of sums
-POWER = 0.8
-MAX_SEEDS = 1000  # more than anybody trains
+CHUNK = 500  # resamplings that are computed at a time
+ROUNDING = 1e-9  # score differences up to this count as 0: the order of sums causes them
+POWER = 0.8  # probability with which a test finds the difference that it is designed for
+MAX_SEEDS = 1000  # largest number of seeds that `Effect.seeds_needed` tries
 KNOWN = 1e6  # degrees of freedom of a variance that is taken as known
-NODES, NODE_WEIGHTS = np.polynomial.legendre.leggauss(100)
-TAIL = 12  # standard deviations beyond which a tail holds less than 1e-30
-BISECTIONS = 45
+NODES, NODE_WEIGHTS = np.polynomial.legendre.leggauss(100)  # quadrature on [-1, 1]
+TAIL = 12  # standard deviations up to which a density is integrated; its tail beyond holds less than 1e-30
+BISECTIONS = 45  # number of times that `t_quantile` halves its interval
 
 
 class Resampling:
-    """Scores and tests on resampled sentences. All outputs of a test set share the draws, which are sacreBLEU's."""
+    """Resamples the sentences of a test set, to score outputs and to test their differences.
+
+    All outputs share the same draws, which are also sacreBLEU's.
+    """
 
     def __init__(self, sentences: int, samples: int, trials: int) -> None:
-        """Draw R bootstrap `samples` and randomisation `trials` of N `sentences`. $SACREBLEU_SEED sets the seed."""
+        """Draw R = `samples` bootstrap samples, and `trials` trials of randomisation, of N `sentences`.
+
+        The environment variable SACREBLEU_SEED sets the seed.
+        """
         self.samples, self.trials = samples, trials
         drawn = _generator().choice(sentences, size=(samples, sentences), replace=True)
+        # (R, N): how often each bootstrap sample contains each sentence.
         self._weights = np.stack([np.bincount(row, minlength=sentences) for row in drawn]).astype(np.uint16)
+        # (trials, N): whether each trial exchanges the two outputs of each sentence.
         self._swaps = _generator().integers(2, size=(trials, sentences), dtype=bool)
 
     def bootstrap(self, outputs: Sequence[Statistics], metric: str) -> Floats:
@@ -66,9 +78,9 @@ class Resampling:
         return np.concatenate([FORMULAS[metric](part.reshape(len(part), len(outputs), -1)) for part in sums]).T
 
     def paired_randomisation(self, baseline: Output, output: Output) -> dict[str, float]:
-        """Compute p of the difference of two outputs, for each metric, by paired approximate randomisation.
+        """Compute the p value of the difference between two outputs, by metric, by paired approximate randomisation.
 
-        Equal scores have p = 1.
+        If both scores are equal, p = 1.
         """
         one, other = (_beside(list(side.values())) for side in (baseline, output))
         total, edges = one.sum(0) + other.sum(0), np.cumsum([0, *(rows.shape[1] for rows in output.values())])
@@ -90,12 +102,13 @@ class Resampling:
         metric: str,
         progress: Callable[[int], object] = lambda _: None,
     ) -> list[float]:
-        """Compute p of the difference between each pair of systems by stratified approximate randomisation.
+        """Compute the p value of the difference between each pair of systems by stratified approximate randomisation.
 
-        systems: the outputs of each, (N, k). pairs: numbers of systems, from 0. `progress` receives the number of pairs
-        done. For every sentence, the outputs of the two systems are paired at random, and each pair is exchanged with
-        probability 1/2 (Clark et al. 2011, and their program MultEval). An output without a partner stays. A system's
-        score is that of the sums over all its outputs. The test does not ask whether other seeds would differ.
+        systems: the outputs (N, k) of each system. pairs: indices of two systems each. progress: receives the number of
+        pairs done. For every sentence, a trial pairs the outputs of the two systems at random, and exchanges each pair
+        with probability 1/2 (Clark et al. 2011, and their program MultEval). If one system has more outputs, those
+        without a partner stay. A system's score is computed from the sums over all its outputs. The test says nothing
+        about other seeds.
         """
         formula, stacks = FORMULAS[metric], [np.stack([np.asarray(rows, float) for rows in each]) for each in systems]
         totals = [stack.sum((0, 1)) for stack in stacks]
@@ -116,10 +129,12 @@ class Resampling:
     def _deal(
         self, stacks: Sequence[Floats], sides: Sequence[Sequence[int]], shape: tuple[int, int]
     ) -> Iterator[list[dict[int, Floats]]]:
-        """Compute, for chunks of the trials, the share of each system in the sums of its pair's first side.
+        """Compute the sums of statistics that each system adds to the first system of a pair, for chunks of trials.
 
-        Yields a dict for each side, from the system's number to (trials, k). Of every sentence's pairs of outputs, a
-        binomial number is exchanged, each output with the same probability.
+        sides: the systems that are first in a pair, and those that are second; shape: their numbers of outputs. Yields
+        for each side a dict from system to sums (trials, k): over outputs that stay, if the system is first, and over
+        outputs that are exchanged, if it is second. For every sentence, the number of exchanged outputs is binomial,
+        and every output of a system is exchanged with the same probability.
         """
         rng = _generator()
         beside = [
@@ -141,33 +156,34 @@ class Resampling:
 
 
 def corpus_score(output: Statistics, metric: str) -> float:
-    """Score an output (N, k) by a metric of FORMULAS."""
+    """Compute the score of an output (N, k) by a metric of FORMULAS."""
     return float(FORMULAS[metric](np.asarray(output.sum(0), float)))
 
 
 def half_width(scores: Floats) -> float:
-    """Compute half the width of the 95 % interval of scores of bootstrap samples (R,), as sacreBLEU does."""
+    """Compute half the width of the 95 % interval of scores on R bootstrap samples, (R,), as sacreBLEU does."""
     low, ordered = len(scores) // 40, np.sort(scores)
     return float(ordered[len(scores) - low - 1] - ordered[low]) / 2
 
 
 def paired_bootstrap(baseline: Floats, scores: Floats, observed: float) -> float:
-    """Compute p of an observed difference from the scores of two outputs on the same bootstrap samples (R,).
+    """Compute the p value of an observed difference from the scores of two outputs on the same bootstrap samples (R,).
 
-    A difference of 0 has p = 1.
+    An observed difference of 0 has p = 1.
     """
     differences = np.abs(scores - baseline)
     return _p_value(differences - differences.mean(), observed)
 
 
 def _p_value(differences: Floats, observed: float) -> float:
-    """Compute the share of resampled differences (R,) above the observed one, which itself counts as one of them."""
+    """Compute the share of resampled differences (R,) that exceed the observed one, which is counted among them."""
     if abs(observed) <= ROUNDING:
         return 1.0
     return float(1 + (differences > abs(observed) + ROUNDING).sum()) / (1 + len(differences))
 
 
 def _beside(outputs: Sequence[Statistics]) -> Floats:
+    """Concatenate outputs (N, k) along their statistics, so that one product resamples them all."""
     return np.concatenate([np.asarray(rows, float) for rows in outputs], 1)
 
 
@@ -183,13 +199,13 @@ def _generator() -> np.random.Generator:
 
 @dataclass(frozen=True)
 class Effect:
-    """A mean over seeds or a difference of two means."""
+    """A mean over seeds, or a difference of two such means, and the variance of this estimate."""
 
     value: float
     variance: float  # the square of the standard error
-    freedom: float  # degrees of freedom
-    shared: float  # the part of the variance that more seeds do not reduce
-    of_seed: tuple[float, ...] = ()  # the rest for one seed of each system; empty if nothing is known of it
+    freedom: float  # degrees of freedom of `variance`
+    shared: float  # the part of `variance` that more seeds do not reduce
+    of_seed: tuple[float, ...] = ()  # by system, the variance that a single seed adds to `shared`; empty if unknown
 
     @classmethod
     def of(
@@ -199,7 +215,7 @@ class Effect:
         shared: float = 0.0,
         of_seed: tuple[float, ...] = (),
     ) -> Self:
-        """Combine parts of the variance, each with the degrees of freedom of its estimate (Satterthwaite 1946)."""
+        """Sum parts of the variance, each given with the degrees of freedom of its estimate (Satterthwaite 1946)."""
         variance = sum(part for part, _ in parts)
         share = sum((part / variance) ** 2 / freedom for part, freedom in parts) if variance else 1.0
         return cls(value, variance, 1 / share, shared, of_seed)
@@ -211,19 +227,19 @@ class Effect:
 
     @property
     def p_value(self) -> float:
-        """Compute the probability of so large a difference between equal systems; 1 without any variance."""
+        """Compute the probability that equal systems differ at least this much; 1 if the variance is 0."""
         return t_p_value(self.value / math.sqrt(self.variance), self.freedom) if self.variance else 1.0
 
     def detectable(self, level: float) -> float:
-        """Compute the difference that is significant at this level with a probability of about 80 %."""
+        """Compute the true difference that a test at this level finds significant with a probability of about 80 %."""
         errors = t_quantile(1 - level / 2, self.freedom) + t_quantile(POWER, self.freedom)
         return errors * math.sqrt(self.variance)
 
     def seeds_needed(self, level: float) -> float | None:
-        """Compute the seeds of each system with which a true difference of this value is significant with about 80 %.
+        """Compute how many seeds of each system make a true difference of this value detectable at this level.
 
-        Infinite if MAX_SEEDS are too few: the test set is too small. None if nothing is known of the variance between
-        seeds.
+        Returns infinity if MAX_SEEDS are too few, because the test set is too small, and None if nothing is known of
+        the variance between seeds.
         """
         if not self.of_seed:
             return None
@@ -237,9 +253,9 @@ class Effect:
 
 
 def difference(a: Sequence[float], b: Sequence[float], covariance: Floats, sentences: int) -> Effect:
-    """Estimate A's mean minus B's from the scores of n_a and n_b seeds on this many sentences.
+    """Estimate the difference mean(a) - mean(b) of systems A and B from the scores of n_a and n_b seeds.
 
-    covariance: (n_a + n_b, n_a + n_b), of A's scores and then B's over bootstrap samples of the sentences.
+    covariance: (n_a + n_b, n_a + n_b) of all scores, A's first, over bootstrap samples of the test set's sentences.
     """
     counts, value = (len(a), len(b)), float(np.mean(a) - np.mean(b))
     signs = np.repeat([1 / len(a), -1 / len(b)], counts)
@@ -248,7 +264,8 @@ def difference(a: Sequence[float], b: Sequence[float], covariance: Floats, sente
         return Effect.of(value, [of_sentences], of_sentences[0])
     blocks = covariance[: len(a), : len(a)], covariance[len(a) :, len(a) :]
     variances = [(_variance(x), _luck(block)) for x, block in zip((a, b), blocks, strict=True) if len(x) > 1]
-    between, luck = zip(variances[0], variances[-1], strict=True)  # of A and B, or of the one that has several seeds
+    # For A and B; if one of them has a single seed, both are those of the other.
+    between, luck = zip(variances[0], variances[-1], strict=True)
     if 1 in counts:
         parts = [(between[0] * (1 / counts[0] + 1 / counts[1]), max(counts) - 1)]
     else:
@@ -258,7 +275,7 @@ def difference(a: Sequence[float], b: Sequence[float], covariance: Floats, sente
 
 
 def mean_of_seeds(scores: Sequence[float], covariance: Floats, sentences: int) -> Effect:
-    """Estimate the mean of the scores of n >= 2 seeds. covariance: (n, n), over bootstrap samples of the sentences."""
+    """Estimate the mean score of n >= 2 seeds. covariance: (n, n) of the scores over bootstrap samples of sentences."""
     count = len(scores)
     parts = [(_variance(scores) / count, count - 1), (float(covariance.mean()), max(sentences - 1, 1))]
     return Effect.of(float(np.mean(scores)), parts)
@@ -269,15 +286,19 @@ def _variance(scores: Sequence[float]) -> float:
 
 
 def _luck(block: Floats) -> float:
-    """Compute the part of a seed's variance over sentences (n, n) that it does not share with the other seeds."""
+    """Compute the mean part of a seed's variance over sentences that other seeds do not share.
+
+    block: covariance (n, n) of the scores of n seeds over bootstrap samples of the sentences.
+    """
     variance, count = float(np.trace(block)) / len(block), len(block)
     return max(variance - (float(block.sum()) - variance * count) / (count * (count - 1)), 0.0)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Correct p values: the probability of any false discovery below a limit is then at most this limit.
+    """Correct p values by Holm's method.
 
-    The i-th smallest of m is multiplied by m - i + 1, and raised to the corrected value of a smaller one.
+    If all corrected values up to a limit count as discoveries, any of them is false with at most this probability.
+    The i-th smallest of m values is multiplied by m - i + 1, and is at least the corrected value of the one before it.
     """
     corrected, largest = [0.0] * len(p_values), 0.0
     for done, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
@@ -289,8 +310,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def letters(count: int, different: Collection[tuple[int, int]]) -> list[str]:
     """Assign letters to `count` systems, which are numbered from 0 in the order of their rank.
 
-    Two systems have a letter in common unless their pair is in `different`. Each letter marks a largest group of
-    systems of which no two differ; the best system has "a".
+    Two systems have a letter in common unless their pair is in `different`. Each letter marks a group of systems of
+    which no two differ, and to which no other system can be added; the best system has "a".
     """
     groups = [frozenset(range(count))]
     for pair in different:
@@ -306,22 +327,22 @@ def letters(count: int, different: Collection[tuple[int, int]]) -> list[str]:
 
 
 def _letter(number: int) -> str:
-    """a, b, ..., z, A, ..., Z, a2, b2, ..."""
+    """Name the group with this number: a, b, ..., z, A, ..., Z, a2, b2, ..."""
     again, index = divmod(number, len(ascii_letters))
     return ascii_letters[index] + (str(again + 1) if again else "")
 
 
 def t_p_value(t: float, freedom: float) -> float:
-    """Compute the probability of |T| >= |t| for Student's T, with at least 1 degree of `freedom`, whole or not.
+    """Compute the probability of |T| >= |t| for Student's T with `freedom` >= 1 degrees of freedom, whole or not.
 
-    With t = sqrt(freedom) tan(angle), the density of the angle is proportional to cos(angle)^(freedom - 1). Its
-    integral is computed by Gauss and Legendre's rule.
+    With t = sqrt(freedom) tan(angle), the density of the angle is proportional to cos(angle)^(freedom - 1), which is
+    integrated by Gauss-Legendre quadrature.
     """
     return min(1.0, _mass(math.atan(abs(t) / math.sqrt(freedom)), freedom) / _mass(0.0, freedom))
 
 
 def t_quantile(probability: float, freedom: float) -> float:
-    """Compute the t that Student's T exceeds with 1 - probability, for a probability in [0.5, 1)."""
+    """Compute the t with P(T <= t) = probability for Student's T, for a probability in [0.5, 1)."""
     low, high, tail = 0.0, math.pi / 2, 2 * (1 - probability) * _mass(0.0, freedom)
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
@@ -330,7 +351,7 @@ def t_quantile(probability: float, freedom: float) -> float:
 
 
 def _mass(start: float, freedom: float) -> float:
-    """Integrate cos(angle)^(freedom - 1) from `start` to a right angle, or to where nothing is left."""
+    """Integrate cos(angle)^(freedom - 1) from `start` to pi / 2, or for TAIL standard deviations if that is shorter."""
     half = min(math.pi / 2 - start, TAIL / math.sqrt(freedom)) / 2
     angles = start + half * (1 + NODES)
     return float(half * (NODE_WEIGHTS @ np.cos(angles) ** (freedom - 1)))
