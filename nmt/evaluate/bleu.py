@@ -29,7 +29,7 @@ from nmt.translate.similarity import Floats, bleu_score, chrf_score
 Counts = NDArray[np.int64]
 METRICS = ("bleu", "chrf", "ter")
 WIDTHS = {"bleu": 10, "chrf": 18, "ter": 2}  # number k of each metric's statistics
-SUFFIX = ".statistics.safetensors"  # of the file that holds the statistics of an output x.txt: x.statistics.safetensors
+SUFFIX = ".statistics.safetensors"  # test.statistics.safetensors holds the statistics of the output test.txt
 
 # sacreBLEU's tokenizers for single languages, by ISO 639-1 and 639-3 codes.
 _TOKENIZER_OF_LANGUAGE = {

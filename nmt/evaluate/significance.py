@@ -60,9 +60,9 @@ class Resampling:
     """
 
     def __init__(self, sentences: int, samples: int, trials: int) -> None:
-        """Draw R = `samples` bootstrap samples, and `trials` trials of randomisation, of N `sentences`.
+        """Draw the random numbers of all tests; the environment variable SACREBLEU_SEED sets their seed.
 
-        The environment variable SACREBLEU_SEED sets the seed.
+        sentences: N, in the test set; samples: R, of the bootstrap; trials: number of randomisations.
         """
         self.samples, self.trials = samples, trials
         drawn = _generator().choice(sentences, size=(samples, sentences), replace=True)
@@ -78,7 +78,7 @@ class Resampling:
         return np.concatenate([FORMULAS[metric](part.reshape(len(part), len(outputs), -1)) for part in sums]).T
 
     def paired_randomisation(self, baseline: Output, output: Output) -> dict[str, float]:
-        """Compute the p value of the difference between two outputs, by metric, by paired approximate randomisation.
+        """Test the difference between two outputs by paired approximate randomisation. Returns a p value per metric.
 
         If both scores are equal, p = 1.
         """
@@ -102,7 +102,7 @@ class Resampling:
         metric: str,
         progress: Callable[[int], object] = lambda _: None,
     ) -> list[float]:
-        """Compute the p value of the difference between each pair of systems by stratified approximate randomisation.
+        """Test the difference between each pair of systems by stratified approximate randomisation; return p values.
 
         systems: the outputs (N, k) of each system. pairs: indices of two systems each. progress: receives the number of
         pairs done. For every sentence, a trial pairs the outputs of the two systems at random, and exchanges each pair
@@ -264,7 +264,7 @@ def difference(a: Sequence[float], b: Sequence[float], covariance: Floats, sente
         return Effect.of(value, [of_sentences], of_sentences[0])
     blocks = covariance[: len(a), : len(a)], covariance[len(a) :, len(a) :]
     variances = [(_variance(x), _luck(block)) for x, block in zip((a, b), blocks, strict=True) if len(x) > 1]
-    # For A and B; if one of them has a single seed, both are those of the other.
+    # One value for A and one for B. If one of them has a single seed, it takes the value of the other system.
     between, luck = zip(variances[0], variances[-1], strict=True)
     if 1 in counts:
         parts = [(between[0] * (1 / counts[0] + 1 / counts[1]), max(counts) - 1)]
@@ -351,7 +351,7 @@ def t_quantile(probability: float, freedom: float) -> float:
 
 
 def _mass(start: float, freedom: float) -> float:
-    """Integrate cos(angle)^(freedom - 1) from `start` to pi / 2, or for TAIL standard deviations if that is shorter."""
+    """Integrate cos(angle)^(freedom - 1) from `start` to pi / 2, but over at most TAIL standard deviations."""
     half = min(math.pi / 2 - start, TAIL / math.sqrt(freedom)) / 2
     angles = start + half * (1 + NODES)
     return float(half * (NODE_WEIGHTS @ np.cos(angles) ** (freedom - 1)))

@@ -82,7 +82,7 @@ class EarlyStopping:
         self.monitor, self.patience = monitor, patience
         self.best: float | None = None
         self.best_step = 0
-        self.waited = 0  # validations since the best one
+        self.waited = 0  # number of validations since the best one
 
     def update(self, scores: dict[str, float], step: int) -> bool:
         """Record a validation's scores. Returns whether it is the best so far; an equal or non-finite score is not."""

@@ -156,7 +156,7 @@ class GraphedPasses:
         self.can_record = False
 
     def clear_gradients(self) -> None:
-        """Replace the optimizer's `zero_grad` before each update: zero the tensors that recordings add to, in place."""
+        """Replace the optimizer's `zero_grad` before each update: zero, but keep, the recordings' gradient tensors."""
         self.can_record = len(self.gradients) > 0
         if self.can_record:
             torch._foreach_zero_(list(self.gradients.values()))

@@ -253,7 +253,7 @@ def truncate_after(path: Path, step: int, validated: int) -> None:
         return
     lines = []
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
-        with suppress(ValueError, KeyError, TypeError, RecursionError):  # a killed run may leave anything
+        with suppress(ValueError, KeyError, TypeError, RecursionError):  # a killed run may leave a damaged line
             values = json.loads(line)
             last = validated if "validation/loss" in values else step
             if values["step"] <= min(last, step):

@@ -167,7 +167,7 @@ class TrainingLoop:
         )
 
     def _validate(self) -> float:
-        """Validate, save the weights if they are the best so far, and return the monitored score."""
+        """Validate, save the parameters if they are the best so far, and return the monitored score."""
         trainer = self.trainer
         with trainer.moving_average.in_model():
             scores, samples = self.validator()

@@ -127,7 +127,7 @@ class TokenLoss:
         By default there is a single pass, which decodes each sentence once.
         """
         repeated = repeat(batch, self.passes)
-        # Row n belongs to pass n // B of sentence n % B. Each pass draws its own numbers; a single pass is copy 0.
+        # Row n is sentence n % B in pass n // B. By default there is only pass 0. Each pass draws other random numbers.
         rows = torch.arange(len(repeated.source))
         with copied_draws(rows % len(batch.source), rows // len(batch.source)):
             decoded: Decoded = self.model(
@@ -174,8 +174,8 @@ class Distillation(TokenLoss):
 
     @torch.no_grad()
     def with_inputs(self, batch: Batch) -> tuple[Criterion, tuple[Tensor, ...]]:
-        """Decode the batch by each teacher; return `distillation` with the teachers' output layers, and the components
-        of their predictions."""
+        """Decode the batch with each teacher. Returns `distillation`, bound to the teachers' output layers, and the
+        components of their predictions."""
         layers: list[tuple[Tensor, Tensor]] = []
         inputs: list[Tensor] = []
         for teacher in self.teachers:

@@ -348,7 +348,7 @@ class MemoryLimit:
 
 
 class BadUpdates:
-    """Counts updates that were skipped because of a non-finite loss or gradient."""
+    """Counts updates that were skipped because the objective or a gradient was not finite."""
 
     def __init__(self, most: int, scaler: torch.amp.GradScaler) -> None:
         """most: number of skipped updates in a row that ends the run.
