@@ -55,7 +55,7 @@ def tokenizer_for(language: str) -> str:
 
 @dataclass(frozen=True)
 class Scores:
-    """BLEU and chrF from 0 to 100, higher is better; TER in percent, lower is better. None: not computed."""
+    """BLEU and chrF from 0 to 100, higher is better; TER in percent, lower is better. None if not computed."""
 
     bleu: float
     chrf: float | None

@@ -204,7 +204,7 @@ class EvaluationFolder:
 def _choices(runs: Sequence[RunDirectory], translator: Translator) -> dict[str, Any]:
     """Merge the runs' recorded choices, and add the settings that this evaluation changes.
 
-    Where runs differ, their values are joined by "+"; choices of the search are those of the first run.
+    Where runs differ, their values are joined by "+", except that choices of the search come from the first run.
     """
     recorded = [run.recorded_choices() for run in runs]
     joined: dict[str, Any] = {"ensemble": len(runs)} if len(runs) > 1 else {}
@@ -226,9 +226,9 @@ def _choices(runs: Sequence[RunDirectory], translator: Translator) -> dict[str, 
 
 
 def warn_if_texts_differ(runs: Sequence[RunDirectory], split: str) -> None:
-    """Warn of runs whose held-out texts differ from those of the first run, which are scored.
+    """Warn of runs that have other held-out texts than the first run, whose texts are scored.
 
-    Such a run may have been trained on the scored texts.
+    These runs may have been trained on the scored texts.
     """
 
     def text(run: RunDirectory) -> list[bytes | None]:

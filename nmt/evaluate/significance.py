@@ -42,7 +42,7 @@ from nmt.evaluate.bleu import FORMULAS
 from nmt.translate.similarity import Floats
 
 Statistics = NDArray[np.int64] | NDArray[np.float64]
-Output = Mapping[str, Statistics]  # (N, k) by metric
+Output = Mapping[str, Statistics]  # statistics (N, k) of an output, by metric
 CHUNK = 500  # resamplings that are computed at a time
 ROUNDING = 1e-9  # score differences up to this count as 0: the order of sums causes them
 POWER = 0.8  # probability with which a test finds the difference that it is designed for

@@ -144,7 +144,8 @@ class GraphedPasses:
         limit: int,
         recorder: CUDARecorder | None = None,
     ) -> None:
-        """parameters: all parameters of the model; pads: ids of source and target padding; limit: most recordings."""
+        """parameters: all parameters of the model; pads: ids of source and target padding; limit: of the number of
+        recordings, after which batches of further shapes run without one."""
         self.passes, self.parameters, self.pads = passes, parameters, pads
         self.device, self.limit = device, limit
         self.recorder = CUDARecorder(device) if recorder is None else recorder

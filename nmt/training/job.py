@@ -412,7 +412,7 @@ def _time_validation(setup: Setup) -> float:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the peak memory so far in bytes: on a CUDA GPU, what torch has reserved; else, what this process used."""
+    """Return the peak memory so far in bytes: the memory reserved by torch on a CUDA GPU, else that of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -442,7 +442,7 @@ def cost_report(setup: Setup, costs: Costs, peak: int) -> list[str]:
 
 
 def validations_of(config: schema.TrainConfig, epoch: int, total: int) -> int:
-    """Count the validations of a run with `total` updates, `epoch` updates per epoch, that patience does not end."""
+    """Count the validations of a run with `total` updates, `epoch` of them per epoch, unless patience ends it early."""
     training, validation = config.training, config.validation
     interval = validation.every * (1 if validation.unit == "steps" else epoch)
     return math.ceil(total / interval) + (training.start_from is not None)

@@ -163,7 +163,7 @@ class Journal:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Close everything. After an error, W&B and MLflow show the run as one that can be resumed.
+        """Close everything. After an error, W&B and MLflow show the run as resumable.
 
         If W&B or MLflow fails now, only warn, because the run's own files are complete.
         """
@@ -248,7 +248,7 @@ def save_figures(directory: Path, samples: Sequence[Sample]) -> None:
 
 
 def truncate_after(path: Path, step: int, validated: int) -> None:
-    """Remove lines of metrics.jsonl: all after `step`, those of validations after step `validated`, and broken ones."""
+    """Remove lines of metrics.jsonl: lines after `step`, validations after step `validated`, and damaged lines."""
     if not path.exists():
         return
     lines = []
@@ -293,7 +293,7 @@ class Wandb:
         """Do nothing, because W&B reads the values from TensorBoard's files."""
 
     def end(self, finished: bool) -> None:
-        """Send everything, and mark the run as finished or as one that can be resumed."""
+        """Send everything, and mark the run as finished or as resumable."""
         self._run.finish(exit_code=0 if finished else 1)
 
 
@@ -315,11 +315,11 @@ class MLflow:
             mlflow.log_params(dict(params[start : start + MAX_PARAMS]))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Add a point to each curve, by tag such as "train/loss"."""
+        """Add a point to each curve; `values` are named by the curve, such as "train/loss"."""
         self._sending = self._mlflow.log_metrics(dict(values), step=step, synchronous=False)
 
     def end(self, finished: bool) -> None:
-        """Send everything, and heatmaps if the run has finished; else mark it as one that can be resumed."""
+        """Send everything, with the heatmaps of a finished run, and mark the run as finished or as resumable."""
         try:
             if self._sending is not None:
                 self._sending.wait()
@@ -351,7 +351,7 @@ def _reason(error: BaseException) -> str:
 
 class _LogFile(logging.FileHandler):
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        """Raise an error such as a full disk, as for all other files; logging would only print a traceback."""
+        """Raise the error, for example of a full disk, because logging would only print a traceback."""
         raise  # noqa: PLE0704
 
 

@@ -70,7 +70,7 @@ class TrainingLoop:
     def fit(self) -> None:
         """Train to the end.
 
-        Raises Interrupted at a signal, Pruned if the observer says so, UserError after too many skipped updates.
+        Raises Interrupted at a signal, Pruned if the observer returns True, UserError after too many skipped updates.
         """
         trainer = self.trainer
         begin = partial(self.journal.begin, self.logged_step, self.validated, trainer.step, trainer.total_steps)
@@ -172,7 +172,7 @@ class TrainingLoop:
         with trainer.moving_average.in_model():
             scores, samples = self.validator()
             self.run.check_present()
-            scores = trainer.group.on_main(lambda: scores)  # use those of rank 0, since rounding may differ
+            scores = trainer.group.on_main(lambda: scores)  # rank 0's scores, because rounding may differ
             best = self.stopping.update(scores, trainer.step)
             if best and trainer.group.is_main:
                 weights = {"model": trainer.model.state_dict(), "step": trainer.step, "scores": scores}
@@ -187,7 +187,7 @@ class TrainingLoop:
         if not self.trainer.group.is_main:
             return
         self.run.check_present()
-        self.journal.flush()  # lines up to logged_step must be on disk before the checkpoint that says so
+        self.journal.flush()  # lines up to logged_step must be on disk before the checkpoint that records it
         save_checkpoint(self.run.checkpoints / LAST, self._state())
 
     def _state(self) -> dict[str, Any]:

@@ -275,8 +275,8 @@ class PolicyGradient(Auxiliary):
 class Divergence(Auxiliary):
     """Penalises KL(q_t || a_t) between the positions q_t of an inference network and the attention a_t, their prior.
 
-    The divergence of these categorical distributions is exact. Together with the expected token loss it is the negative
-    evidence lower bound   (Deng et al. 2018, 3).
+    The divergence is computed exactly, because both distributions are categorical. Its sum with the expected token loss
+    is the negative evidence lower bound   (Deng et al. 2018, 3).
     """
 
     weight: float

@@ -167,7 +167,10 @@ class Trainer:
         return Update(terms, tokens, norm.detach(), finite, stop)
 
     def forward_backward(self, batch: Batch, tokens: Tensor | int, step: int) -> Value:
-        """Compute the objective of a batch on the device, and add its gradient / `tokens` to the parameters'."""
+        """Compute the objective of a batch on the device.
+
+        Adds its gradient, divided by `tokens`, to the gradients of the parameters.
+        """
         with self.machine.autocast():
             value = self.objective(batch, step)
         torch.autograd.backward(self.scaler.scale(value.total / tokens))
@@ -302,8 +305,9 @@ class OutOfMemory(Exception):  # noqa: N818
 
 
 class MemoryLimit:
-    """Decides into how many parts a batch is split, and remembers the size that did not fit for later batches.
+    """Decides into how many parts a batch is split.
 
+    Remembers how large a part did not fit in memory, so that later batches are split enough from the start.
     The gradients of the parts add up to the gradient of the batch; only the dropout masks differ. With several
     processes, each splits its own share of the batch, all into the same number of parts.
     """
