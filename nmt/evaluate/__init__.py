@@ -1,5 +1,5 @@
 """Scores translations: BLEU, chrF and TER by sacreBLEU, alignment error rate and COMET; tests differences of scores.
 
-Read `evaluation.py` first: validation and nmt-evaluate share it, and it holds COMET. `bleu.py` computes the scores of
+Begin with `evaluation.py`: validation and nmt-evaluate share it, and it holds COMET. `bleu.py` computes the scores of
 sacreBLEU, `significance.py` tests whether scores differ.
 """
