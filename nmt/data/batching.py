@@ -19,7 +19,7 @@ from nmt.data.prepared import Prepared, Side, Split
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.data.word_alignment import parse_pharaoh, words_of_pieces
 
-SAMPLED = 10_000  # sentences that are segmented at a time when sampled tokens are counted
+SAMPLED = 10_000  # sentences that are segmented at a time, to count the tokens of sampled segmentations
 
 Indices = NDArray[Any]  # integers: indices of pairs, or lengths in tokens
 Ids = Sequence[int] | NDArray[Any]  # token ids of a sentence, the last of which is </s>
@@ -37,7 +37,7 @@ class Batch(NamedTuple):
     alignment: Tensor | None = None  # float32 (B, T, S): gold attention weights, for guided alignment
 
     def to(self, device: torch.device) -> Self:
-        """Move the batch to a device, except `lengths`: packed sequences need them on the CPU. For CUDA, they move to
+        """Move the batch to a device. `lengths` stays on the CPU, where packed sequences need it; for CUDA, it is in
         pinned memory."""
         if device.type == "cpu":
             return self
@@ -93,7 +93,8 @@ def gold_attention(
         links = np.zeros((target_words[-1] + 1, source_words[-1] + 1), dtype=np.float32)
         _, possible = parse_pharaoh(line)
         for i, j in possible:
-            if j < target_words[-1] and i < source_words[-1]:  # false if the tokenizer has joined words
+            # The tokenizer may have joined words, so that some word numbers of the link are missing.
+            if j < target_words[-1] and i < source_words[-1]:
                 links[j, i] = 1.0
         links[-1, -1] = 1.0
         rows[: len(target_pieces), : len(source_pieces)] = links[np.ix_(target_words, source_words)]
@@ -127,7 +128,7 @@ def plan(
 
 
 def _batch_ends(longest: Indices, batch_tokens: int, batch_sentences: int | None) -> list[int]:
-    """Return the end of each batch, as in a slice. `longest` (N,) holds the longer side of each pair, in order."""
+    """Return the index after the last pair of each batch. `longest` (N,) holds the length of each longer side."""
     max_pairs = min(batch_tokens, batch_sentences or batch_tokens)
     ends = []
     start = 0
@@ -150,7 +151,7 @@ class _Side(NamedTuple):
     lines: Side
     tokenizer: Tokenizer
     alpha: float
-    seeds: tuple[int, int]  # of the run and of the side, so that equal words of both sides are segmented differently
+    seeds: tuple[int, int]  # seeds of run and side; if sides had equal seeds, both would segment a word alike
 
     def ids(self, indices: Indices, epoch: int) -> list[NDArray[Any]]:
         if not self.alpha:
@@ -254,8 +255,11 @@ def make_batches(
     config: TrainConfig,
     sampling: tuple[float, float] = (0.0, 0.0),
 ) -> Batches:
-    """Make the batches of a split as the section `training` configures them. With guided alignment, those of "train"
-    contain gold attention weights. Raises UserError if the corpus has no word alignments."""
+    """Make the batches of a split as the section `training` configures them.
+
+    With guided alignment, the batches of "train" contain gold attention weights. Raises UserError if the corpus
+    has no word alignments for them.
+    """
     guided = split == "train" and config.training.guided_alignment > 0
     if guided and prepared.splits[split].alignments is None:
         raise UserError("training.guided_alignment: the training corpus has no word alignments (data.alignments)")

@@ -36,9 +36,9 @@ class Source(ABC):
     """The sentence pairs of a file, table or dataset, read anew at each iteration."""
 
     name: str
-    unit = "row"  # what the numbers of pairs count in messages, as in "row 3"
+    unit = "row"  # the word before the number of a pair in messages, as in "row 3"
     files: Sequence[Path] = ()  # the files whose contents determine the pairs
-    tag = ""  # put, with a space, before each source sentence that is not blank
+    tag = ""  # a tag that is put before each source sentence, with a space; empty for none
     has_alignments = False
 
     @abstractmethod
@@ -99,7 +99,7 @@ class TextFiles(Source):
         for row in itertools.zip_longest(*map(reading.raw_lines, self.files)):
             if None in row:
                 if rows:
-                    yield self._chunk(first, rows)  # a file that is not text raises a better error when decoded
+                    yield self._chunk(first, rows)  # decoded first: if a file is not text, that error explains more
                 raise self._unequal()
             rows.append(row)
             size += len(row[0]) + len(row[1])

@@ -435,7 +435,7 @@ class Grammar:
         return join([words, self.prepositional(self.rng.choice(verb.takes))])
 
     def adjectives(self, kind: str, order: str, probability: float) -> list[Adjective]:
-        """Draw one adjective of an order such as "size" with this probability; otherwise none."""
+        """Draw, with this probability, an adjective of an order such as "size" -> a list of one or none."""
         if not self.chance(probability):
             return []
         fitting = self.words.fitting_adjectives(kind, order)

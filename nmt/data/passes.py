@@ -34,11 +34,11 @@ log = logging.getLogger(__name__)
 READ_IN_MAIN, ENCODE_IN_MAIN = 16, 4  # chunks that the main process handles before it starts workers
 MAX_HELD_OUT = 5_000  # most tokens of a held-out sentence: the attention weights of its batch must fit in memory
 MAX_EXAMPLES = 3  # most pairs that a warning names
-OVERLAPS = {  # counts of pairs in each held-out split: the largest share without a warning, and its text
+OVERLAPS = {  # counts in a held-out split -> largest share of pairs without a warning, text of the warning
     "sources_in_train": (0.1, "have a source that is also in train"),
     "pairs_in_train": (0.01, "are also in train"),
 }
-BLANK = {  # the warning about held-out pairs that lack text on a side
+BLANK = {  # side -> text of the warning about held-out pairs that lack text on this side
     "sources": "have no source text; nothing is translated there",
     "references": "have no reference text; no translation of them can match",
 }

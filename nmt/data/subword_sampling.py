@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from nmt.data.word_alignment import WORD_START
 
-CACHED_WORDS, LONGEST_CACHED = 2**16, 32  # words, characters: longer words are rare and take much memory
+CACHED_WORDS, LONGEST_CACHED = 2**16, 32  # number of words; characters of a word (longer words are rare and large)
 NEVER = -math.inf  # score of a pair that must not be merged
 
 Ids = tuple[int, ...]
@@ -25,8 +25,8 @@ Uniform = Callable[[], float]  # draws from [0, 1)
 
 
 def make_sampler(model: bytes) -> "Sampler | None":
-    """Make the sampler of a SentencePiece model. Word and character models have none (None), nor have BPE models with
-    unused pieces: SentencePiece splits such pieces again, in a way that depends on the rest of the line."""
+    """Make the sampler of a SentencePiece model. Returns None for word and character models, and for BPE models with
+    unused pieces, because SentencePiece splits such pieces again in a way that depends on the rest of the line."""
     from sentencepiece import sentencepiece_model_pb2
 
     proto = sentencepiece_model_pb2.ModelProto.FromString(model)  # type: ignore[attr-defined]
@@ -52,11 +52,14 @@ class Sampler(ABC):
         self._units = re.compile(self._unit_pattern(), re.DOTALL).findall
 
     def _unit_pattern(self) -> str:
-        """Return a pattern that matches a word or a user-defined symbol. If pieces contain spaces, a line is a word."""
+        """Return a pattern that matches a word or a user-defined symbol.
+
+        If some pieces contain spaces, the pattern takes the whole line as one word.
+        """
         within = "." if any(WORD_START in piece[1:] for piece in self._ids) else f"[^{WORD_START}]"
         if not self._user:
             return f"{WORD_START}?{within}+|{WORD_START}"
-        user = "|".join(map(re.escape, sorted(self._user, key=len, reverse=True)))  # the longest match comes first
+        user = "|".join(map(re.escape, sorted(self._user, key=len, reverse=True)))  # longer symbols come first
         return f"{user}|{WORD_START}?(?:(?!{user}){within})+|{WORD_START}"
 
     def draw(self, text: str, alpha: float, seed: int) -> list[int]:
@@ -71,7 +74,7 @@ class Sampler(ABC):
         """Segment words and user-defined symbols into token ids."""
 
     def _symbol(self, text: str) -> Ids:
-        """Look up the id of a piece. For other text, return the ids of its bytes, or without them the unknown id."""
+        """Look up the id of a piece. For other text, return the ids of its bytes, or the unknown id without bytes."""
         piece = self._ids.get(text, self._user.get(text))
         if piece is not None:
             return (piece,)
@@ -114,8 +117,8 @@ class BpeSampler(Sampler):
     def _draw_long(self, unit: str, next_skip: float, gaps: Iterator[float]) -> tuple[_Merged, float]:
         """Segment a word that is too long for the cache -> the word, and the next skip after it.
 
-        Draws all skips beforehand, so that the word is segmented only once. n symbols need fewer than 3 n attempts:
-        there are n - 1 pairs at first, and each merge makes at most two new pairs.
+        Draws all skips beforehand, so that the word is segmented only once. A word of n symbols needs fewer than 3 n
+        attempts: it has n - 1 pairs at first, and each merge makes at most two new pairs.
         """
         skips = {next_skip}
         while next_skip < 3 * len(unit):

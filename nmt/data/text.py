@@ -251,7 +251,7 @@ def import_datasets() -> Any:  # noqa: ANN401
 
 @cache
 def hub_answers(dataset: str) -> bool:
-    """Check whether the Hugging Face hub can be reached: without it, `datasets` retries for 24 seconds. Cached."""
+    """Check, once per dataset, whether the Hugging Face hub can be reached. If not, `datasets` would retry for 24 s."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 

@@ -254,7 +254,7 @@ def encode_lines(
     return encoded, surfaces
 
 
-# Training, with Unicode NFC as a normalisation rule
+# Training, and the rule table for Unicode NFC
 
 
 def make_tokenizers(
