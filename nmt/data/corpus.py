@@ -38,7 +38,7 @@ class Source(ABC):
     name: str
     unit = "row"  # the word before the number of a pair in messages, as in "row 3"
     files: Sequence[Path] = ()  # the files whose contents determine the pairs
-    tag = ""  # a tag that is put before each source sentence, with a space; empty for none
+    tag = ""  # text that, with a space, precedes each source sentence that is not blank; empty for none
     has_alignments = False
 
     @abstractmethod
@@ -46,7 +46,7 @@ class Source(ABC):
         """Read the pairs. Raises UserError that names file and line."""
 
     def chunks(self) -> Iterator["TextChunk | list[Pair]"]:
-        """Read the pairs in chunks. A chunk ends at CHUNK pairs, or at the pair with which it exceeds CHARACTERS."""
+        """Read the pairs in chunks. A chunk ends after CHUNK pairs, or once it has more than CHARACTERS characters."""
         chunk: list[Pair] = []
         size = 0
         for pair in self:
@@ -99,7 +99,7 @@ class TextFiles(Source):
         for row in itertools.zip_longest(*map(reading.raw_lines, self.files)):
             if None in row:
                 if rows:
-                    yield self._chunk(first, rows)  # decoded first: if a file is not text, that error explains more
+                    yield self._chunk(first, rows)  # if a file is not text, decoding raises a better error
                 raise self._unequal()
             rows.append(row)
             size += len(row[0]) + len(row[1])

@@ -1,7 +1,7 @@
 """Random segmentations, reproducible from a seed: BPE-dropout and subword regularisation.
 
 SentencePiece can sample too, but its results differ between processes even with a fixed seed, so that a run could be
-neither repeated nor resumed. Here a segmentation depends only on the model, the line and its seed.
+neither repeated nor resumed. Here a segmentation depends only on the model, the line, alpha and a seed.
 """
 
 import itertools
