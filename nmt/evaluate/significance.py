@@ -129,12 +129,12 @@ class Resampling:
     def _deal(
         self, stacks: Sequence[Floats], sides: Sequence[Sequence[int]], shape: tuple[int, int]
     ) -> Iterator[list[dict[int, Floats]]]:
-        """Compute the sums of statistics that each system adds to the first system of a pair, for chunks of trials.
+        """Exchange outputs at random in chunks of trials; yield the sums that each system adds to the first of a pair.
 
-        sides: the systems that are first in a pair, and those that are second; shape: their numbers of outputs. Yields
-        for each side a dict from system to sums (trials, k): over outputs that stay, if the system is first, and over
-        outputs that are exchanged, if it is second. For every sentence, the number of exchanged outputs is binomial,
-        and every output of a system is exchanged with the same probability.
+        sides: the systems that are first in a pair, and the systems that are second; shape: their numbers of outputs.
+        Each chunk is a dict for each side, from system to sums (trials, k). The sums of a first system are over its
+        outputs that stay, those of a second system over its outputs that are exchanged. For every sentence, the number
+        of exchanged outputs is binomial, and all outputs of a system are exchanged with the same probability.
         """
         rng = _generator()
         beside = [
@@ -297,7 +297,7 @@ def _luck(block: Floats) -> float:
 def holm(p_values: Sequence[float]) -> list[float]:
     """Correct p values by Holm's method.
 
-    If all corrected values up to a limit count as discoveries, any of them is false with at most this probability.
+    If all corrected values up to a limit count as discoveries, the probability of any false one is at most the limit.
     The i-th smallest of m values is multiplied by m - i + 1, and is at least the corrected value of the one before it.
     """
     corrected, largest = [0.0] * len(p_values), 0.0

@@ -144,8 +144,8 @@ class GraphedPasses:
         limit: int,
         recorder: CUDARecorder | None = None,
     ) -> None:
-        """parameters: all parameters of the model; pads: ids of source and target padding; limit: of the number of
-        recordings, after which batches of further shapes run without one."""
+        """parameters: all parameters of the model; pads: ids of source and target padding; limit: largest number
+        of recordings, beyond which batches of further shapes run without a recording."""
         self.passes, self.parameters, self.pads = passes, parameters, pads
         self.device, self.limit = device, limit
         self.recorder = CUDARecorder(device) if recorder is None else recorder
@@ -167,8 +167,8 @@ class GraphedPasses:
     def __call__(self, batch: Batch, tokens: int, step: int) -> Value:
         """Compute the value of a batch on the CPU, and add its gradient / `tokens` to the parameters' gradients.
 
-        A batch is padded, and its lengths are moved to the device, even before its shape is recorded: so dropout draws
-        the same masks with and without a recording. Once the limit is reached, this ends for shapes without one.
+        Until the limit is reached, every batch is padded and its lengths are moved to the device, even if its shape has
+        no recording yet: so dropout draws the same masks with and without a recording.
         """
         shape = padded_shape(batch)
         if shape not in self.recordings and len(self.recordings) >= self.limit:

@@ -134,7 +134,7 @@ class Journal:
         named = {
             key: words[value] if value is None or isinstance(value, bool) else value for key, value in choices.items()
         }
-        self._add_summary(1, named)  # part 0 is left out: it would fix the table's columns to those of this run
+        self._add_summary(1, named)  # without part 0, which would describe the table's columns by this run alone
         text = yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True)
         self._write("add_text", "config", "\n".join(f"    {line}" for line in text.splitlines()), 0)
 

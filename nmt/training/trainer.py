@@ -295,7 +295,7 @@ class MovingAverage:
             self.model.load_state_dict(state["updated"])
 
     def _weights(self) -> dict[str, Tensor]:
-        """Make the model's state_dict with averages in place of parameters; the names of a tied parameter share one."""
+        """Make the model's state_dict with averages in place of parameters. Tied names share one average."""
         averages: dict[Tensor, Tensor] = dict(zip(self.parameters, self.averages, strict=True))
         return {name: averages.get(tensor, tensor) for name, tensor in self.model.state_dict(keep_vars=True).items()}
 
@@ -321,9 +321,9 @@ class MemoryLimit:
     def attempts(self, sentences: int, tokens: float, name: str) -> Iterator[int]:
         """Yield the number of parts to try for a batch of this many sentences and padded tokens.
 
-        The caller takes a second number only if the first has run out of memory, and so on. It is the same number if
-        `release` freed memory, else twice as many parts. name: the update, for messages. Raises UserError if a single
-        sentence pair did not fit.
+        The caller takes another number only after an attempt has run out of memory. The number then stays the same if
+        `release` freed memory, else it doubles. name: the update, for messages. Raises UserError if a single sentence
+        pair did not fit.
         """
         parts = self.parts
         while tokens / parts >= self.too_many and parts < sentences:
