@@ -195,7 +195,7 @@ class Field:
             rows.append(row | run_figures(entry.explained))
         return rows
 
-    def spread(self, system: System) -> dict[str, Any]:
+    def uncertainty(self, system: System) -> dict[str, Any]:
         """Compute the uncertainty of a system's mean score, by the metric that ranks.
 
         The key that ends in `_ci` holds half the width of the 95 % interval. The one that ends in `_sentence_sd` holds
@@ -390,7 +390,7 @@ def _system_row(system: System, field: Field, held_out: HeldOut, budget: Budget)
     for metric in field.metrics:
         values = [field.score(entry, metric) for entry in entries]
         row |= {metric: fmean(values), f"{metric}_sd": stdev(values) if len(values) > 1 else None}
-    row |= field.spread(system)
+    row |= field.uncertainty(system)
     measures: dict[str, Callable[[Entry], float | None]] = {
         "aer": lambda entry: entry.aer,
         "perplexity": lambda entry: entry.training.perplexity,

@@ -38,11 +38,11 @@ class HeldOut:
         for side in ("sources", "references"):
             lines, other_lines = getattr(self, side), getattr(other, side)
             if len(lines) != len(other_lines):
-                return f"the test set has {len(lines)} {side} in the first, {len(other_lines)} in the second"
+                return f"the held-out set has {len(lines)} {side} in the first, {len(other_lines)} in the second"
             for number, (line, other_line) in enumerate(zip(lines, other_lines, strict=True), 1):
                 if line != other_line:
                     return (
-                        f"the test sets differ: line {number} of the {side} is {line!r} in the first, "
+                        f"the held-out sets differ: line {number} of the {side} is {line!r} in the first, "
                         f"{other_line!r} in the second"
                     )
         if self.settings != other.settings:

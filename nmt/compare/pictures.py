@@ -27,6 +27,7 @@ from matplotlib.transforms import Bbox
 
 from nmt.compare.columns import NAMES, score_decimals
 from nmt.compare.compare import SIGNIFICANT, Comparison
+from nmt.config.schema.training import LOWER_IS_BETTER
 from nmt.translate.heatmap import installed_fonts, one_warning_of_boxes
 
 # Colours of the page's light theme, by the CSS custom property that replaces the colour on the page.
@@ -248,7 +249,7 @@ def _forest(comparison: Comparison, names: Sequence[str]) -> Drawn | None:
     rows = [(number, system) for number, system in enumerate(systems) if system.get(key) is not None]
     if not rows:
         return None
-    lower_is_better = metric == "ter"
+    lower_is_better = metric in LOWER_IS_BETTER
     show = score_decimals(metric)
     values, halves = ([system[name] for _, system in rows] for name in (key, f"{key}_ci"))
     bounds = [(value - half, value + half) for value, half in zip(values, halves, strict=True)]
@@ -321,7 +322,7 @@ def _lines(series: Sequence[Series], title: str, x_label: str, y_label: str) -> 
     axes.spines["bottom"].set_visible(True)
     ends = [line.complete_points()[-1] for line in plotted]
     inside = axes.transAxes.inverted().transform(axes.transData.transform(ends))
-    places = spread(inside[:, 1].tolist(), LINE / (axes.get_position().height * height * 72))
+    places = spread_apart(inside[:, 1].tolist(), LINE / (axes.get_position().height * height * 72))
     for line, (x, y), place in zip(plotted, inside, places, strict=True):
         shared: Any = {"color": _colour(line.number), "transform": axes.transAxes}
         leader: Any = {"linestyle": (0, (1, 1.5)), "linewidth": 0.6, "alpha": 0.5, "clip_on": False, "zorder": 1}
@@ -330,7 +331,7 @@ def _lines(series: Sequence[Series], title: str, x_label: str, y_label: str) -> 
     return title, figure, hints
 
 
-def spread(values: Sequence[float], gap: float) -> list[float]:
+def spread_apart(values: Sequence[float], gap: float) -> list[float]:
     """Move values in [0, 1] as little as possible so that any two are at least `gap` apart (isotonic regression)."""
     order = np.argsort(values, kind="stable")
     blocks: list[list[float]] = []  # sum and count of `value - rank * gap` over neighbours that share their mean
@@ -351,7 +352,7 @@ def _scatter(series: Sequence[Series], title: str, x_label: str, metric: str) ->
     plotted = [line for line in series if line.complete_points()]
     if not plotted:
         return None
-    sign = -1 if metric == "ter" else 1
+    sign = -1 if metric in LOWER_IS_BETTER else 1
     points = [line.complete_points()[0] for line in plotted]
     low, high = _central_limits([y for _, y in points], [y for _, y in points])
     shown = [(x, min(max(y, low), high)) for x, y in points]

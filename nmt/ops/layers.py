@@ -58,7 +58,8 @@ def wide(tensor: Tensor) -> Tensor:
 
 
 CombineGradients = Callable[[list[Any]], tuple[Tensor | None, ...]]
-"""What the uses stored, in the order of the backward pass -> the gradient of each shared tensor."""
+"""Computes the gradient of each shared tensor from `Shared.pending`, which holds what the uses have stored during the
+backward pass, in its order. None stands for no gradient."""
 
 
 class Shared(NamedTuple):
@@ -217,7 +218,8 @@ class Int8Weight:
 
 Weight = Tensor | FloatWeight | Int8Weight
 Pack = Callable[..., Weight]
-"""A weight (O, I) -> the weight for products. With bounded=True, all inputs lie between -1 and 1."""
+"""Converts a weight (O, I) to the form in which `linear` multiplies with it, as `pack` and `pack_int8` do. A second
+argument, `bounded`, says whether all inputs of the products lie between -1 and 1."""
 
 
 def pack(weight: Tensor, bounded: bool = False) -> Weight:

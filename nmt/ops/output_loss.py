@@ -5,8 +5,8 @@ A chunk is the target positions of one matrix product; a criterion gets a part o
 differentiable function of logits. Autograd differentiates it already in the forward pass, while the part is in the
 cache; then the gradient overwrites the logits.
 
-In a mixture of readouts, those with mixture weight 0 are left out on a CPU. On a GPU, finding them would make the CPU
-wait, so all are computed.
+The mixture weights are called `shares`. On a CPU, readouts whose share is 0 are left out. On a GPU, finding them would
+make the CPU wait, so all readouts are computed.
 
 Shapes: C passes over a batch, N target positions, n of them in a chunk or a part, m rows of logits for these n (one for
 each readout that is not left out), K readouts of a position, S source positions, R size of a readout, V vocabulary.
@@ -31,7 +31,8 @@ from nmt.ops.layers import (
 )
 
 Criterion = Callable[..., tuple[Tensor, dict[str, Tensor]]]
-"""Logits (C, n, V) in float32 or wider, (n, ...) of other tensors -> loss to minimise (n,), terms to report (n,)."""
+"""Computes the loss to minimise (n,) and named terms to report (n,), from the logits (C, n, V) of n positions and any
+number of further tensors (n, ...). The logits are float32 or wider."""
 
 
 class ChunkSizes(NamedTuple):
@@ -267,7 +268,8 @@ class Mixing(NamedTuple):
 
 
 MixedCriterion = Callable[..., tuple[Tensor, dict[str, Tensor]]]
-"""Logits (m, V) of a chunk's readouts, their Mixing, (n, ...) of other tensors -> as a Criterion."""
+"""Computes what a Criterion computes, but from the logits (m, V) of all readouts of n positions, a Mixing, which says
+how to mix the readouts, and the further tensors (n, ...)."""
 
 
 def of_mixture(criterion: Criterion) -> MixedCriterion:
@@ -320,9 +322,11 @@ class SeveralRows(Rows):
     """Assigns the rows of a matrix product to positions that have K readouts in each pass: readouts (C, N, K, R),
     mixture weights `shares` (C, N, K). The rows of a chunk are ordered by position, then pass, then readout."""
 
+    shares: Tensor
+
     def __init__(self, readouts: Tensor, shares: Tensor | None, counted: Tensor, differentiate: bool) -> None:
         assert shares is not None
-        self.mixing, self.counted = shares, counted
+        self.shares, self.counted = shares, counted
         self.readouts, self.flat_shares = readouts.reshape(-1, readouts.shape[-1]), shares.reshape(-1)
         C, _, K = shares.shape
         self.per_position = C * K
@@ -331,19 +335,19 @@ class SeveralRows(Rows):
         self.gradients = tuple(torch.zeros_like(tensor) for tensor in inputs)
 
     def start(self, chunk: slice) -> Tensor:
-        C, N, K = self.mixing.shape
+        C, N, K = self.shares.shape
         self.n = n = chunk.stop - chunk.start
         if self.complete is None:
-            present = (self.mixing[:, chunk] > 0) & self.counted[chunk, None]
-            position, number, component = present.transpose(0, 1).nonzero().unbind(1)
+            present = (self.shares[:, chunk] > 0) & self.counted[chunk, None]
+            position, pass_index, component = present.transpose(0, 1).nonzero().unbind(1)
             ends = torch.bincount(position, minlength=n).cumsum(0).tolist()
         else:
-            index = torch.arange(n * C * K, device=self.mixing.device)
-            position, number, component = index // (C * K), index // K % C, index % K
+            index = torch.arange(n * C * K, device=self.shares.device)
+            position, pass_index, component = index // (C * K), index // K % C, index % K
             ends = list(range(C * K, n * C * K + 1, C * K))
         # (m,) int64: the index of each row among all C * N * K readouts, and among the C * n mixtures of the chunk.
-        self.places = (number * N + chunk.start + position) * K + component
-        self.owners = number * n + position
+        self.places = (pass_index * N + chunk.start + position) * K + component
+        self.owners = pass_index * n + position
         self.ends = [0, *ends]  # position i of the chunk has the rows from ends[i] up to, not including, ends[i + 1]
         return self.readouts.index_select(0, self.places)
 
@@ -357,14 +361,14 @@ class SeveralRows(Rows):
         logits, shares = leaves
         owners, size = self.owners[self._rows(part)], part.stop - part.start
         owners = owners // self.n * size + owners % self.n - part.start
-        return criterion(logits, Mixing(shares, owners, len(self.mixing) * size, self.complete), *others)
+        return criterion(logits, Mixing(shares, owners, len(self.shares) * size, self.complete), *others)
 
     def store(self, logits: Tensor, part: slice, gradients: tuple[Tensor, ...]) -> None:
         rows = self._rows(part)
         logits[rows], of_shares = gradients
         places = self.places[rows]
-        without_weight = self.flat_shares.index_select(0, places) == 0
-        self.gradients[1].index_copy_(0, places, of_shares.masked_fill_(without_weight, 0.0))
+        without_share = self.flat_shares.index_select(0, places) == 0
+        self.gradients[1].index_copy_(0, places, of_shares.masked_fill_(without_share, 0.0))
 
     def finish(self, gradient: Tensor) -> None:
         self.gradients[0].index_copy_(0, self.places, gradient.to(self.readouts.dtype))
@@ -373,53 +377,52 @@ class SeveralRows(Rows):
         return slice(self.ends[part.start], self.ends[part.stop])
 
 
-def leaves_out(mixing: Tensor) -> bool:
-    """Check if readouts with mixture weight 0 are left out."""
-    return mixing.device.type == "cpu"
+def leaves_out(shares: Tensor) -> bool:
+    """Check if readouts whose share is 0 are left out."""
+    return shares.device.type == "cpu"
 
 
 def mixture_log_probs(
-    readouts: Tensor, weight: Weight, bias: Tensor, mixing: Tensor, sizes: ChunkSizes = SIZES
+    readouts: Tensor, weight: Weight, bias: Tensor, shares: Tensor, sizes: ChunkSizes = SIZES
 ) -> Tensor:
     """Compute log sum_k w_k p_k, where p_k are the probabilities from readout k: readouts (N, K, R), weight (V, R),
-    bias (V,), mixture weights w (N, K) -> float32 or wider (N, V). Where all w_k are 0, all tokens get the same
-    number."""
+    bias (V,), shares w (N, K) -> float32 or wider (N, V). Where all w_k are 0, all tokens get the same number."""
     chunks = slices(len(readouts), readouts.shape[1] * len(bias), sizes.product)
-    return torch.cat([finite_log(_mixed(readouts[chunk], weight, bias, mixing[chunk])) for chunk in chunks])
+    return torch.cat([finite_log(_mixed(readouts[chunk], weight, bias, shares[chunk])) for chunk in chunks])
 
 
-def _mixed(readouts: Tensor, weight: Weight, bias: Tensor, mixing: Tensor) -> Tensor:
+def _mixed(readouts: Tensor, weight: Weight, bias: Tensor, shares: Tensor) -> Tensor:
     """Compute sum_k w_k p_k: (N, K, R), (V, R), (V,), (N, K) -> (N, V)."""
-    if not leaves_out(mixing):
+    if not leaves_out(shares):
         logits = linear(readouts, weight, bias)
         probs = logits.softmax(-1, dtype=wide_dtype(logits.dtype))
         with torch.autocast(probs.device.type, enabled=False):
-            return torch.bmm(mixing[:, None].to(probs.dtype), probs).squeeze(1)
-    owners, components = mixing.nonzero().unbind(1)
+            return torch.bmm(shares[:, None].to(probs.dtype), probs).squeeze(1)
+    owners, components = shares.nonzero().unbind(1)
     logits = linear(readouts[owners, components], weight, bias)
     probs = logits.softmax(-1, dtype=wide_dtype(logits.dtype))
-    probs = probs * mixing[owners, components, None].to(probs.dtype)
+    probs = probs * shares[owners, components, None].to(probs.dtype)
     return probs.new_zeros(len(readouts), logits.shape[-1]).index_add(0, owners, probs)
 
 
 def target_log_probs(
-    readouts: Tensor, weight: Weight, bias: Tensor, mixing: Tensor, targets: Tensor, sizes: ChunkSizes = SIZES
+    readouts: Tensor, weight: Weight, bias: Tensor, shares: Tensor, targets: Tensor, sizes: ChunkSizes = SIZES
 ) -> Tensor:
-    """Compute log p_k(target) of each readout k: readouts (N, K, R), weight (V, R), bias (V,), mixture weights (N, K),
-    targets int64 (N,) -> float32 or wider (N, K). It is 0 for readouts with mixture weight 0.
+    """Compute log p_k(target) of each readout k: readouts (N, K, R), weight (V, R), bias (V,), shares (N, K), targets
+    int64 (N,) -> float32 or wider (N, K). It is 0 for readouts whose share is 0.
 
     The backward pass computes the logits again, because a loop would otherwise keep the logits of all its steps.
     """
-    weights = mixing.flatten()
-    places = weights.nonzero()[:, 0] if leaves_out(mixing) else torch.arange(len(weights), device=mixing.device)
-    rows, targets = readouts.flatten(0, 1).index_select(0, places), targets[places // mixing.shape[1]]
+    flat_shares = shares.flatten()
+    places = flat_shares.nonzero()[:, 0] if leaves_out(shares) else torch.arange(len(flat_shares), device=shares.device)
+    rows, targets = readouts.flatten(0, 1).index_select(0, places), targets[places // shares.shape[1]]
     if isinstance(weight, Tensor) and len(rows):
         log_probs: Tensor = _TargetLogProbs.apply(rows, weight, bias, targets, sizes)  # type: ignore[no-untyped-call]
     else:
         log_probs = _chosen(linear(rows, weight, bias), targets)[0]
-    if not leaves_out(mixing):
-        return log_probs.masked_fill(weights == 0, 0.0).view(mixing.shape)
-    return log_probs.new_zeros(mixing.numel()).index_put((places,), log_probs).view(mixing.shape)
+    if not leaves_out(shares):
+        return log_probs.masked_fill(flat_shares == 0, 0.0).view(shares.shape)
+    return log_probs.new_zeros(shares.numel()).index_put((places,), log_probs).view(shares.shape)
 
 
 class _TargetLogProbs(torch.autograd.Function):

@@ -186,8 +186,8 @@ class Service:
         return self.models[name]
 
     async def translate(self, request: TranslateRequest) -> TranslateAnswer:
-        """Translate or score texts. Raises UserError for a wrong request, HTTPException for one that is too large or
-        comes while the queue is full."""
+        """Translate or score texts. Raises UserError if the request is invalid, HTTPException if it is too large or the
+        queue is full."""
         model = self.model(request.model)
         translator = model.with_search(request.values(), 1 if request.target is not None else request.nbest)
         texts = [request.text] if isinstance(request.text, str) else request.text
@@ -328,7 +328,7 @@ def _outcomes(jobs: list[_Job]) -> list[Any]:
 
 def _similar(jobs: Sequence[_Job], most: int) -> list[_Job]:
     """Choose a batch of at most `most` jobs: the first job, and the jobs of the same key that are nearest to it in
-    length, as long as `most_tokens` of the first job allows."""
+    length, until the batch would have more than the first job's `most_tokens`."""
     first = jobs[0]
     if first.key is None:
         return [first]

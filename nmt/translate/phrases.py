@@ -26,13 +26,13 @@ SPACE = "▁"
 START = frozenset([SPACE])  # state before the first token: the space that a phrase starts with counts as read
 
 
-class _Node(NamedTuple):
+class _State(NamedTuple):
     """A state of a phrase's automaton: how many of its tokens a hypothesis has met. A phrase that must occur n times
     has n copies, which are met one after the other."""
 
-    expected: int  # the token that leads to the next node; -1 if no token does
+    expected: int  # the token that leads to the next state; -1 if no token does
     first: int  # the first token of the phrase; -1 when the last copy is complete
-    failure: int  # number of the node to continue from when another token than `expected` follows
+    failure: int  # number of the state to continue from when another token than `expected` follows
     complete: bool  # whether a copy ends here, which counts unless the next token continues its last word
     satisfied: bool  # whether the phrase is met if the hypothesis ends here
     done: int  # number of tokens in all earlier copies
@@ -40,58 +40,58 @@ class _Node(NamedTuple):
 
 
 class Automata:
-    """The automata of all sentences' phrases, in one table of nodes.
+    """The automata of all sentences' phrases, in one table of states.
 
     A phrase that is listed n times must occur n times: its automaton reads n copies, one after the other. An occurrence
-    does not count if the next token continues its last word. `roots`, int64 (sentences, P), has the node of each phrase
-    before the first token; `totals`, int64 (sentences,), the number of tokens of all constraints.
+    does not count if the next token continues its last word. `roots`, int64 (sentences, P), has the first state of each
+    phrase; `totals`, int64 (sentences,), has the number of tokens of all constraints.
     """
 
     def __init__(self, constraints: Sequence[Sequence[Phrase]], boundary: Flags) -> None:
         """boundary: bool (V,), True for tokens that do not continue a word, including </s>."""
         self._boundary = boundary
-        self._nodes = [_Node(-1, -1, 0, complete=False, satisfied=True, done=0, matched=0)]
+        self._states = [_State(-1, -1, 0, complete=False, satisfied=True, done=0, matched=0)]
         counted = [Counter(map(tuple, phrases)) for phrases in constraints]
-        self.roots = np.zeros((len(counted), max([1, *map(len, counted)])), np.int64)  # node 0 is always satisfied
+        self.roots = np.zeros((len(counted), max([1, *map(len, counted)])), np.int64)  # state 0 is always satisfied
         for roots, phrases in zip(self.roots, counted, strict=True):
             roots[: len(phrases)] = [self._add(phrase, times) for phrase, times in phrases.items()]
         self.totals = np.array([sum(len(p) * n for p, n in phrases.items()) for phrases in counted], np.int64)
-        columns = [np.array(column) for column in zip(*self._nodes, strict=True)]
+        columns = [np.array(column) for column in zip(*self._states, strict=True)]
         self.expected, self.first, self._failure, self._complete, self.satisfied, self._done, self._matched = columns
 
     def _add(self, phrase: tuple[int, ...], times: int) -> int:
-        """Append the nodes of a phrase that must occur `times` times, and return the number of the first node."""
-        root, length, failures = len(self._nodes), len(phrase), _failure_function(phrase)
+        """Append the states of a phrase that must occur `times` times, and return the number of the first state."""
+        root, length, failures = len(self._states), len(phrase), _failure_function(phrase)
         for copy in range(times):
             start, last = root + copy * (length + 1), copy == times - 1
             for matched in range(length):
                 failure = start + (failures[matched] if matched else 0)
-                self._nodes.append(_Node(phrase[matched], phrase[0], failure, False, False, copy * length, matched))
+                self._states.append(_State(phrase[matched], phrase[0], failure, False, False, copy * length, matched))
             first = -1 if last else phrase[0]
-            self._nodes.append(_Node(-1, first, start + failures[length], True, last, copy * length, length))
-        end = len(self._nodes)
-        self._nodes.append(_Node(-1, -1, end, False, True, times * length, 0))
+            self._states.append(_State(-1, first, start + failures[length], True, last, copy * length, length))
+        end = len(self._states)
+        self._states.append(_State(-1, -1, end, False, True, times * length, 0))
         return root
 
-    def after(self, nodes: Ids, tokens: Ids) -> Ids:
-        """Advance every automaton by one token: nodes (..., P), tokens (...) -> new nodes (..., P)."""
+    def after(self, states: Ids, tokens: Ids) -> Ids:
+        """Advance every automaton by one token: states (..., P), tokens (...) -> new states (..., P)."""
         tokens = tokens[..., None]
         # A token in the vocabulary's padding belongs to an impossible candidate, so that its result does not matter.
         boundary = self._boundary[np.minimum(tokens, len(self._boundary) - 1)]
-        nodes = nodes + (self._complete[nodes] & boundary)
-        while (stuck := (self.expected[nodes] != tokens) & (self._failure[nodes] != nodes)).any():
-            nodes = np.where(stuck, self._failure[nodes], nodes)
-        advanced: Ids = nodes + (self.expected[nodes] == tokens)
+        states = states + (self._complete[states] & boundary)
+        while (stuck := (self.expected[states] != tokens) & (self._failure[states] != states)).any():
+            states = np.where(stuck, self._failure[states], states)
+        advanced: Ids = states + (self.expected[states] == tokens)
         return advanced
 
-    def banks(self, nodes: Ids, totals: Ids) -> Ids:
-        """Count the constraint tokens that each candidate has met: nodes (A, C, P), `totals` (A,) -> (A, C).
+    def banks(self, states: Ids, totals: Ids) -> Ids:
+        """Count the constraint tokens that each candidate has met: states (A, C, P), `totals` (A,) -> (A, C).
 
         Of the phrases that are met in part, only the one with the most tokens counts. So its next token always leads to
         a higher bank.
         """
-        met = self._done[nodes].sum(-1) + self._matched[nodes].max(-1)
-        return np.where(self.satisfied[nodes].all(-1), totals[:, None], met)
+        met = self._done[states].sum(-1) + self._matched[states].max(-1)
+        return np.where(self.satisfied[states].all(-1), totals[:, None], met)
 
 
 def _failure_function(phrase: tuple[int, ...]) -> list[int]:
@@ -140,21 +140,21 @@ class Allocation(Selection):
         super().__init__(beam_size, eos)
         self._automata = Automata(constraints, boundary)
         self._totals = self._automata.totals
-        self._nodes = self._automata.roots[:, None]  # (A, W, P): node of each live hypothesis for each phrase
+        self._states = self._automata.roots[:, None]  # (A, W, P): state of each live hypothesis for each phrase
         self._ended = np.zeros(len(constraints), np.bool_)  # (A,): has a hypothesis with all constraints ended?
 
     def bans(self) -> Bans:
         """Ban eos for hypotheses that lack a phrase."""
-        rows = np.flatnonzero(~self._automata.satisfied[self._nodes].all(-1)).tolist()
+        rows = np.flatnonzero(~self._automata.satisfied[self._states].all(-1)).tolist()
         return rows, [self.eos] * len(rows)
 
     def propose(self, totals: Tensor, part: slice) -> Tensor:
         """Propose several extensions of each hypothesis: the best one, eos, and of each phrase that is not met the
         expected token and the first token."""
-        nodes = self._nodes[part]
-        sentences, width, _ = nodes.shape
+        states = self._states[part]
+        sentences, width, _ = states.shape
         size = totals.shape[1] // width
-        tokens = np.concatenate([self._automata.expected[nodes], self._automata.first[nodes]], -1)
+        tokens = np.concatenate([self._automata.expected[states], self._automata.first[states]], -1)
         tokens = np.concatenate([tokens, np.full((sentences, width, 1), -1)], -1)
         starts = np.arange(0, width * size, size)
         positions = np.where(tokens < 0, self.eos, tokens) + starts[:, None]
@@ -165,7 +165,7 @@ class Allocation(Selection):
 
     def choose(self, candidates: Candidates) -> tuple[Flags, Candidates]:
         log_probs, rows, tokens = candidates
-        after = self._automata.after(self._nodes.reshape(-1, self._nodes.shape[-1])[rows], tokens)
+        after = self._automata.after(self._states.reshape(-1, self._states.shape[-1])[rows], tokens)
         banks = self._automata.banks(after, self._totals)
         ends, possible = tokens == self.eos, np.isfinite(log_probs)
         ended = np.zeros_like(ends)
@@ -181,11 +181,11 @@ class Allocation(Selection):
         chosen[~np.isfinite(live)] = self.eos
         best_first = (-live).argsort(axis=1, kind="stable")
         order = order[sentences, best_first]
-        self._nodes = after[sentences, order]
+        self._states = after[sentences, order]
         return ended, Candidates(live[sentences, best_first], rows[sentences, order], chosen[sentences, best_first])
 
     def keep(self, sentences: list[int]) -> None:
-        self._nodes, self._totals = self._nodes[sentences], self._totals[sentences]
+        self._states, self._totals = self._states[sentences], self._totals[sentences]
         self._ended = self._ended[sentences]
 
 

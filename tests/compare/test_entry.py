@@ -150,4 +150,5 @@ def test_systems_that_do_not_fit_are_refused(given: list[str], message: str) -> 
 def test_test_sets_say_in_what_they_differ() -> None:
     one = HeldOut(["a", "b"], ["c", "d"], PLAIN)
     assert one.difference(HeldOut(["a", "b"], ["c", "d"], PLAIN)) is None
-    assert one.difference(HeldOut(["a"], ["c"], PLAIN)) == "the test set has 2 sources in the first, 1 in the second"
+    fewer = HeldOut(["a"], ["c"], PLAIN)
+    assert one.difference(fewer) == "the held-out set has 2 sources in the first, 1 in the second"

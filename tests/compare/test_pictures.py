@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from matplotlib.text import Text
 from test_page import comparison, system
 
-from nmt.compare.pictures import THEME, Picture, draw, pareto_front, short_names, spread
+from nmt.compare.pictures import THEME, Picture, draw, pareto_front, short_names, spread_apart
 
 
 def many(count: int) -> dict[str, Picture]:
@@ -79,7 +79,7 @@ def test_the_page_has_them_in_its_colours_with_hints_by_system() -> None:
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=20), st.floats(0.001, 0.05))
 def test_places_keep_their_order_and_distance_and_move_no_more_than_needed(values: list[float], gap: float) -> None:
-    places = spread(values, gap)
+    places = spread_apart(values, gap)
     order = np.argsort(values, kind="stable")
     assert (np.diff(np.array(places)[order]) >= gap - 1e-9).all()
     assert min(places) >= -1e-9

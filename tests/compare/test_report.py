@@ -95,7 +95,7 @@ def test_what_does_not_compare_is_refused() -> None:
     write(Path("x"), REFERENCES)
     with pytest.raises(UserError, match="c and a cannot be compared: BLEU is computed differently"):
         gather(["a", "c"], [], "test")
-    with pytest.raises(UserError, match="d and a cannot be compared: the test sets differ: line 1 of the references"):
+    with pytest.raises(UserError, match="a cannot be compared: the held-out sets differ: line 1 of the references"):
         gather(["a", "d"], [], "test")
     with pytest.raises(UserError, match="systems: a is a run's name"):
         gather(["a"], ["a=x"], "test")

@@ -155,11 +155,11 @@ def test_an_automaton_counts_as_plain_loops_do() -> None:
         if draw.random() < 0.5:  # the phrase may be followed by a token that continues its last word, and occur later
             phrase, tokens = [3, CONTINUES, 3], draw.choices([3, CONTINUES], k=8)
         automata = Automata([[phrase] * times], BOUNDARY)
-        nodes = automata.roots[:, None]
+        states = automata.roots[:, None]
         for token in tokens:
-            nodes = automata.after(nodes, np.array([[token]]))
+            states = automata.after(states, np.array([[token]]))
         met = occurrences(tokens, phrase, BOUNDARY)
-        assert bool(automata.satisfied[nodes].all()) == (met >= times), (phrase, times, tokens)
+        assert bool(automata.satisfied[states].all()) == (met >= times), (phrase, times, tokens)
         assert (met >= times) == meets([*tokens, EOS], [phrase] * times)
 
 
