@@ -29,27 +29,25 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from operations import operations
-from torch.utils.flop_counter import FlopCounterMode
 
 from nmt.cli.app import choices, output_dir, run_command
 from nmt.config.compose import config_dir, validated
 from nmt.config.errors import UserError
 from nmt.config.schema import Beam, Greedy, SearchLimits, TrainConfig
-from nmt.data.batching import Batch, Batches, collate
+from nmt.data.batching import Batches, collate
 from nmt.data.prepare import prepare
 from nmt.data.prepared import Prepared
 from nmt.model.build import build_model
 from nmt.model.checkpoints import new_model
 from nmt.model.decoder import Decoded
 from nmt.model.prediction import Readouts
-from nmt.ops.layers import matmul
-from nmt.system.machine import DTYPES, Machine, fair_waiting, tune_memory
+from nmt.system.machine import Machine, fair_waiting, tune_memory
 from nmt.system.text_table import Column, decimals, markdown
 from nmt.training.losses import Objective
 from nmt.training.trainer import Trainer
+from nmt.training.utilisation import SENTENCES, flops_per_token, product_rate
 from nmt.translate.translator import Translator
 
-SIDE = 2048  # rows of the square matrices whose product is the reference for speed
 LENGTHS, VOCABULARIES = (10, 20, 40, 80), (4000, 8000, 16000, 32000)
 RANDOM_IDS = min(VOCABULARIES)  # random token ids are below this bound
 WARM_UP = 3  # least number of updates before timing starts
@@ -73,18 +71,12 @@ class Bench:
 
     def clock(self) -> float:
         """Return the time in seconds, after the device has finished its work."""
-        if self.machine.device.type != "cpu":
-            getattr(torch, self.machine.device.type).synchronize()
+        self.machine.synchronize()
         return time.perf_counter()
 
-    def product_rate(self, repeats: int = 6) -> float:
+    def product_rate(self) -> float:
         """Measure the FLOP/s of a large matrix product in the run's precision."""
-        matrix = torch.randn(SIDE, SIDE, device=self.machine.device, dtype=DTYPES[self.machine.precision])
-        matmul(matrix, matrix)
-        began = self.clock()
-        for _ in range(repeats):
-            matmul(matrix, matrix)
-        return 2 * SIDE**3 * repeats / (self.clock() - began)
+        return product_rate(self.machine)
 
     def plan(self) -> tuple[Batches, Any]:
         """Return the batches as in training, and the plan of an epoch."""
@@ -116,7 +108,7 @@ class Bench:
                 tokens += batch.target_tokens
                 padded += batch.target_out.numel()
         rate = float(np.median(rates))
-        cost = self.flops_per_token(batches.load(plan[0], 0)[0])
+        cost = flops_per_token(self.model, batches.load(plan[0][:SENTENCES], 0)[0])
         return {
             "tokens_per_second": tokens / seconds,
             "milliseconds_an_update": 1000 * seconds / updates,
@@ -180,18 +172,6 @@ class Bench:
             self.trainer.optimizer.zero_grad(set_to_none=True)
             end("optimizer")
         return dict(milliseconds)
-
-    def flops_per_token(self, batch: Batch) -> float:
-        """Count the FLOPs of an update's matrix products per target token.
-
-        The count is three times that of the forward pass, because the backward pass takes twice as many.
-        """
-        model = new_model(self.config, self.prepared.tokenizers).double().eval().requires_grad_(False)
-        few = slice(0, 8)  # a few sentences of the batch
-        with FlopCounterMode(display=False) as counter:
-            decoded = model(batch.source[few], batch.lengths[few], batch.target_in[few])
-            model.output(decoded.readouts)
-        return 3 * counter.get_total_flops() / int((batch.target_out[few] != self.objective.token_loss.pad).sum())
 
     def peak_memory(self) -> int:
         """Return the peak of the memory on the GPU in bytes, or else that of the process."""

@@ -15,6 +15,8 @@ from nmt.training.journal import Journal
 from nmt.training.loop import Observer
 from nmt.training.trainer import Trainer, Update
 
+TIMED = {"time", "train/tokens_per_second", "train/utilisation"}  # measurements of time
+
 
 def fitted(config: TrainConfig, run: Path, observer: Observer | None = None) -> Path:
     """Train or resume the run in `run`, without the final evaluation."""
@@ -57,4 +59,4 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 def metrics(run: Path) -> list[dict[str, Any]]:
     """Read the complete lines of metrics.jsonl without measured times."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().split("\n")[:-1]]
-    return [{k: v for k, v in line.items() if k not in {"time", "train/tokens_per_second"}} for line in lines]
+    return [{k: v for k, v in line.items() if k not in TIMED} for line in lines]

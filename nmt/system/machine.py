@@ -97,6 +97,11 @@ class Machine(NamedTuple):
         dtype = DTYPES[self.precision] if reduced else None
         return torch.autocast(self.device.type, dtype=dtype, enabled=reduced)
 
+    def synchronize(self) -> None:
+        """Wait until the device has finished its work."""
+        if self.device.type != "cpu":
+            getattr(torch, self.device.type).synchronize()
+
     def describe(self) -> dict[str, str | int]:
         """Describe device, precision and threads for the run's manifest."""
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else _cpu_name()

@@ -10,7 +10,7 @@ import gc
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, NamedTuple, Self, TypeVar
 
 import torch
@@ -143,11 +143,13 @@ class GraphedPasses:
         device: torch.device,
         limit: int,
         recorder: CUDARecorder | None = None,
+        timed: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         """parameters: all parameters of the model; pads: ids of source and target padding; limit: largest number
-        of recordings, beyond which batches of further shapes run without a recording."""
+        of recordings, beyond which batches of further shapes run without a recording; timed: returns a
+        context for each recording."""
         self.passes, self.parameters, self.pads = passes, parameters, pads
-        self.device, self.limit = device, limit
+        self.device, self.limit, self.timed = device, limit, timed
         self.recorder = CUDARecorder(device) if recorder is None else recorder
         self.seen: Counter[Shape] = Counter()
         self.recordings: dict[Shape, Recording] = {}
@@ -179,7 +181,8 @@ class GraphedPasses:
             return self.recordings[shape](batch, tokens)
         self.seen[shape] += 1
         if self.can_record and self.seen[shape] > 1:
-            return self._record(shape, batch, tokens, step)
+            with self.timed():
+                return self._record(shape, batch, tokens, step)
         return self._run(batch, tokens, step)
 
     def _run(self, batch: Batch, tokens: int, step: int) -> Value:

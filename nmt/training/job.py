@@ -21,7 +21,7 @@ from tqdm.auto import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from nmt.config import schema
-from nmt.config.errors import UserError, for_shell
+from nmt.config.errors import UserError, for_shell, user_path
 from nmt.data.batching import Indices, make_batches
 from nmt.data.prepare import fingerprint_of, is_prepared
 from nmt.data.prepare import prepare as prepare_corpus
@@ -44,6 +44,7 @@ from nmt.training.loop import Observer, Pruned, TrainingLoop
 from nmt.training.losses import Objective
 from nmt.training.start import Start, Teachers, corpus_report, load_start, load_teachers, log_corpus_report
 from nmt.training.trainer import Trainer
+from nmt.training.utilisation import ideal_seconds
 from nmt.training.validation import Validator, monitored_comet, pick_samples
 from nmt.translate.translator import Translator
 
@@ -244,7 +245,8 @@ def fit(setup: Setup, journal: Journal, observer: Observer | None = None) -> boo
     Raises Interrupted at a signal, once a checkpoint is saved, and UserError if no validation had a finite score.
     """
     config, run, group, trainer = setup.job.config, setup.job.run, setup.job.group, setup.trainer
-    loop = TrainingLoop(config, trainer, setup.validator, run, journal, observer)
+    ideal = group.on_main(lambda: ideal_seconds(trainer, user_path(config.data.cache_dir)))
+    loop = TrainingLoop(config, trainer, setup.validator, run, journal, observer, ideal_seconds=ideal)
     group.everywhere(loop.resume)
     status: dict[str, str] = {}
     try:
@@ -347,11 +349,12 @@ def dry_run(
         try:
             with trainer.signals:
                 costs = Costs(preparation, *_time_updates(trainer, TIMED_SECONDS), _time_validation(setup))
+                ideal = job.group.on_main(lambda: ideal_seconds(trainer, cache))
         except Interrupted as stop:
             return 128 + stop.signum
         peak = job.group.largest(peak_memory(job.machine.device))
         if job.group.is_main:
-            print("\n".join(cost_report(setup, costs, peak)))
+            print("\n".join(cost_report(setup, costs, peak, ideal)))
     return 0
 
 
@@ -419,8 +422,11 @@ def peak_memory(device: torch.device) -> int:
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
-def cost_report(setup: Setup, costs: Costs, peak: int) -> list[str]:
-    """Write the lines that tell the user how much time and memory the run would take."""
+def cost_report(setup: Setup, costs: Costs, peak: int, ideal: float) -> list[str]:
+    """Write the lines that tell the user how much time and memory the run would take.
+
+    ideal: see `ideal_seconds`.
+    """
     trainer, splits, config = setup.trainer, setup.corpus.splits, setup.job.config
     epoch, total = len(trainer.batches.epoch(0)), trainer.total_steps
     validations = validations_of(config, epoch, total)
@@ -433,6 +439,7 @@ def cost_report(setup: Setup, costs: Costs, peak: int) -> list[str]:
         f"model: {setup.parameters:,} parameters",
         f"{kind}: {peak / GIB:.2f} GiB at peak{f', in each of {group.size} processes' if group.size > 1 else ''}",
         f"update: {duration(costs.update)}, {costs.tokens / costs.update:,.0f} target tokens per second",
+        f"utilisation: {costs.tokens * ideal / (costs.update * group.size):.0%} of the rate of a large matrix product",
         f"epoch: {duration(epoch * costs.update)} (updates: {epoch:,})",
         f"validation: {duration(validation)}",
         f"run: {'at most ' if config.validation.patience else ''}{duration(seconds)} (updates: {total:,}, "

@@ -82,7 +82,7 @@ class Journal:
         # With a progress bar on the terminal, this line goes to the log file only.
         log.log(
             logging.INFO if self._bar.disable else logging.DEBUG,
-            "step %d/%s  epoch %.2f  loss %.3f  ppl %.2f  lr %.2e  %s target tokens/s  ETA %s",
+            "step %d/%s  epoch %.2f  loss %.3f  ppl %.2f  lr %.2e  %s target tokens/s  utilisation %.0f %%  ETA %s",
             step,
             self._bar.total,
             epoch,
@@ -90,6 +90,7 @@ class Journal:
             values["perplexity"],
             values["learning_rate"],
             f"{values['tokens_per_second']:,.0f}",
+            100 * values["utilisation"],
             tqdm.format_interval(values["seconds_left"]),
         )
 

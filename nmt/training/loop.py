@@ -41,7 +41,11 @@ class TrainingLoop:
         run: RunDirectory,
         journal: Journal,
         observer: Observer | None = None,
+        *,
+        ideal_seconds: float,
     ) -> None:
+        """ideal_seconds: of a target token, see `nmt.training.utilisation.ideal_seconds`."""
+        self.ideal_seconds = ideal_seconds
         self.config, self.trainer, self.validator, self.run, self.journal = config, trainer, validator, run, journal
         self.observer = observer or (lambda *_: False)
         self.stopping = EarlyStopping(config.validation.monitor, config.validation.patience)
@@ -109,10 +113,22 @@ class TrainingLoop:
             "seconds": round(trainer.seconds, 1),
             "target_tokens": trainer.tokens,
             "target_tokens_per_second": round(trainer.tokens / max(trainer.seconds, 1e-9), 1),
+            "utilisation": round(self._utilisation(trainer.tokens, trainer.seconds), 4),
+            "shares": self._shares(),
             "bad_steps": trainer.bad.count,
             "best_step": self.stopping.best_step,
             f"best_{self.stopping.monitor}": self.stopping.best,
         }
+
+    def _utilisation(self, tokens: int, seconds: float) -> float:
+        """Return the share of the rate of a large product that updates reach, on all devices together."""
+        return tokens * self.ideal_seconds / (max(seconds, 1e-9) * self.trainer.group.size)
+
+    def _shares(self) -> dict[str, float]:
+        """Return which share of the time of training is spent on what, besides updates on loaded batches."""
+        elsewhere = self.trainer.elsewhere
+        total = max(self.trainer.seconds + elsewhere["validation"], 1e-9)
+        return {name: round(seconds / total, 4) for name, seconds in elsewhere.items()}
 
     def _finished(self) -> bool:
         return self.trainer.step >= self.trainer.total_steps or self.stopping.exhausted
@@ -161,6 +177,7 @@ class TrainingLoop:
                 "perplexity": perplexity(means["loss"] + means.get("kl_loss", 0.0), 1),
                 "learning_rate": trainer.optimizer.param_groups[0]["lr"],
                 "tokens_per_second": window.tokens / max(window.seconds, 1e-9),
+                "utilisation": self._utilisation(window.tokens, window.seconds),
                 "bad_steps": trainer.bad.count,
                 "seconds_left": trainer.seconds / trainer.step * (trainer.total_steps - trainer.step),
             },
@@ -169,7 +186,7 @@ class TrainingLoop:
     def _validate(self) -> float:
         """Validate, save the parameters if they are the best so far, and return the monitored score."""
         trainer = self.trainer
-        with trainer.moving_average.in_model():
+        with trainer.moving_average.in_model(), trainer.timed("validation"):
             scores, samples = self.validator()
             self.run.check_present()
             scores = trainer.group.on_main(lambda: scores)  # rank 0's scores, because rounding may differ

@@ -4,7 +4,8 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -58,6 +59,8 @@ class Trainer:
         self.step = 0  # number of updates made
         self.epoch, self.batch_index = 0, 0  # epoch in progress, and how many of its batches are done
         self.seconds, self.tokens = 0.0, 0  # wall time and target tokens of all updates since the run first started
+        # Wall time without progress, over the same starts: of loading and recording within updates, and of validation.
+        self.elsewhere = dict.fromkeys(("loading", "recording", "validation"), 0.0)
 
         self.optimizer = make_optimizer(config.optimizer, model)
         self.schedule = Schedule(config.schedule, self.total_steps)
@@ -75,10 +78,9 @@ class Trainer:
         self.graphed: GraphedPasses | None = None
         if config.training.cuda_graphs and machine.device.type == "cuda":
             pads = int(model.source_embedding.padding_idx or 0), objective.token_loss.pad
-            parameters = [*model.parameters()]
-            self.graphed = GraphedPasses(
-                self.forward_backward, parameters, pads, machine.device, config.training.cuda_graphs
-            )
+            parameters, limit = [*model.parameters()], config.training.cuda_graphs
+            timed = partial(self.timed, "recording")
+            self.graphed = GraphedPasses(self.forward_backward, parameters, pads, machine.device, limit, timed=timed)
 
         self.moving_average = MovingAverage(model, config.training.ema_decay)
         self.memory = MemoryLimit(config.training.accumulate, self.release_graphs)
@@ -116,7 +118,8 @@ class Trainer:
         size = self.batches.padded_size(indices) / processes
         attempts = self.memory.attempts(-(-len(indices) // processes), size, f"step {self.step + 1}")
         while True:  # once, unless this update runs out of memory
-            batches = self.batches.load(share if counts else indices[:1], self.epoch, next(attempts))
+            with self.timed("loading"):
+                batches = self.batches.load(share if counts else indices[:1], self.epoch, next(attempts))
             with suppress(OutOfMemory):
                 return self.update(batches, tokens, counts)
 
@@ -175,6 +178,15 @@ class Trainer:
             value = self.objective(batch, step)
         torch.autograd.backward(self.scaler.scale(value.total / tokens))
         return value._replace(total=value.total.detach())
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Add the seconds of this context to `elsewhere[name]`."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.elsewhere[name] += time.perf_counter() - began
 
     def _clear_gradients(self) -> None:
         if self.graphed is None:
@@ -236,6 +248,7 @@ class Trainer:
             "total_steps": self.total_steps,
             "bad": [self.bad.count, self.bad.in_a_row],
             "spent": [self.seconds, self.tokens],
+            "elsewhere": self.elsewhere,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -251,6 +264,7 @@ class Trainer:
         self.memory.too_many = float(state["too_many"])
         self.bad.count, self.bad.in_a_row = state["bad"]
         self.seconds, self.tokens = state["spent"]
+        self.elsewhere |= {name: float(seconds) for name, seconds in state.get("elsewhere", {}).items()}
         self.plan = self.batches.epoch(self.epoch)
         if self.batch_index > len(self.plan):
             raise ValueError(f"batch {self.batch_index} of {len(self.plan)}")

@@ -18,7 +18,7 @@ from nmt.training import job as module
 from nmt.training.trainer import Trainer
 
 Config = Callable[..., TrainConfig]
-PRINTED = ["model", "memory", "update", "epoch", "validation", "run", "dry run"]
+PRINTED = ["model", "memory", "update", "utilisation", "epoch", "validation", "run", "dry run"]
 
 
 @pytest.fixture

@@ -13,7 +13,11 @@ from forks import Work
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-TIMED = {"time", "train/tokens_per_second"}  # measurements of time, which differ between equal runs
+TIMED = {
+    "time",
+    "train/tokens_per_second",
+    "train/utilisation",
+}  # they differ between equal runs
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 

@@ -168,7 +168,7 @@ FILES = (
 )
 
 
-@pytest.mark.parametrize(("place", "use"), zip(FILES, cycle(USES), strict=False))
+@pytest.mark.parametrize(("place", "use"), [*zip(FILES, cycle(USES), strict=False)])
 def test_a_link_out_of_the_run_is_refused(place: str, use: str, run: Path) -> None:
     (run / place).unlink(missing_ok=True)
     (run / place).symlink_to("../" * place.count("/") + "../outside/file")

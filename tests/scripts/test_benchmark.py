@@ -15,13 +15,12 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "benchmark.py"
 
 
 def measured(folder: Path, *words: str) -> str:
-    """Run the benchmark in a fork, with a small product as the yardstick, and return its output."""
+    """Run the benchmark in a fork and return its output."""
     benchmarks = script("benchmark")
 
     def work() -> int:
         os.chdir(folder)
         sys.argv = [str(SCRIPT), *words]
-        benchmarks.SIDE = 128
         benchmarks.main()
         return 0
 

@@ -30,7 +30,7 @@ from nmt.training.job import Job, build, fit, prepare
 from nmt.training.journal import Journal
 
 QUICK = ["training.max_steps=2", "validation.unit=steps", "validation.every=1", "training.log_every=1"]
-REST = {"perplexity": 1.0, "learning_rate": 1.0, "tokens_per_second": 1.0, "seconds_left": 1.0}
+REST = {"perplexity": 1.0, "learning_rate": 1.0, "tokens_per_second": 1.0, "utilisation": 0.5, "seconds_left": 1.0}
 
 
 def config_of(*overrides: str) -> TrainConfig:

@@ -1,0 +1,82 @@
+"""How well training uses its device: the matrix products of an update beside the rate of one large product.
+
+Chowdhery et al. (2022, "PaLM", appendix B) call this share model FLOPs utilisation. It counts one forward and one
+backward pass of the model, whatever else an objective computes (passes of R-Drop, sampled alignments).
+"""
+
+import copy
+import json
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from nmt.data.batching import Batch
+from nmt.model.seq2seq import Seq2Seq
+from nmt.ops.layers import matmul
+from nmt.system.files import write_atomically
+from nmt.system.machine import DTYPES, Machine
+from nmt.training.trainer import Trainer
+
+RATES = "product_rates.json"  # in data.cache_dir: FLOP/s by device and precision
+SIDES = 512, 8192  # rows of the smallest and of the largest square matrices
+ENOUGH = 0.01  # seconds of a product that is long enough to be measured
+REPEATS = 3
+SENTENCES = 8  # whose FLOPs are counted, each of another batch
+
+
+def ideal_seconds(trainer: Trainer, cache: Path) -> float:
+    """Return the seconds per target token of an update whose matrix products run at the rate of one large product."""
+    numbers = np.linspace(0, len(trainer.plan) - 1, SENTENCES).astype(int)
+    indices = np.array([trainer.plan[number][0] for number in numbers])
+    (batch,) = trainer.batches.load(indices, 0)
+    return flops_per_token(trainer.model, batch) / cached_product_rate(trainer.machine, cache)
+
+
+def flops_per_token(model: Seq2Seq, batch: Batch) -> float:
+    """Count the FLOPs of an update's matrix products per target token of a batch on the CPU.
+
+    The count is three times that of the forward pass, because the backward pass takes twice as many.
+    """
+    # In float64, because the counter does not know the fused kernels of float32.
+    double = copy.deepcopy(model).cpu().double().eval().requires_grad_(False)
+    with torch.random.fork_rng(devices=[]), FlopCounterMode(display=False) as counter:
+        decoded = double(batch.source, batch.lengths, batch.target_in)
+        double.output(decoded.readouts)
+    return 3 * counter.get_total_flops() / batch.target_tokens
+
+
+def cached_product_rate(machine: Machine, cache: Path) -> float:
+    """Return `product_rate` of a machine; measure it only if no earlier run has left it in the folder `cache`."""
+    path, rates = cache / RATES, dict[str, float]()
+    key = " ".join(str(value) for value in [*machine.describe().values(), torch.__version__])
+    with suppress(OSError, ValueError):
+        rates = dict(json.loads(path.read_text(encoding="utf-8")))
+    if key not in rates:
+        rates[key] = product_rate(machine)
+        with suppress(OSError):  # a cache that this user may only read
+            write_atomically(path, json.dumps(rates, indent=1).encode())
+    return float(rates[key])
+
+
+def product_rate(machine: Machine) -> float:
+    """Measure the FLOP/s of a product of two square matrices, large enough for the device, in its precision."""
+    side, largest = SIDES
+    while True:
+        shape = side, side
+        matrix = torch.full(shape, 0.5, device=machine.device, dtype=DTYPES[machine.precision])
+        seconds = min(_seconds_of_product(machine, matrix) for _ in range(1 + REPEATS))
+        if seconds >= ENOUGH or side >= largest:
+            return float(2 * side**3 / seconds)
+        side *= 2
+
+
+def _seconds_of_product(machine: Machine, matrix: torch.Tensor) -> float:
+    machine.synchronize()
+    began = time.perf_counter()
+    matmul(matrix, matrix)
+    machine.synchronize()
+    return time.perf_counter() - began

@@ -1,0 +1,56 @@
+"""Utilisation: the counted FLOPs, the cached rate of the product, and what a run records."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import TINY
+
+import nmt
+from nmt.cli.compose import compose
+from nmt.config.schema import TrainConfig
+from nmt.data.batching import Batch
+from nmt.model.build import build_model
+from nmt.system.machine import Machine
+from nmt.training import utilisation
+
+
+def test_a_larger_vocabulary_adds_the_flops_of_its_rows() -> None:
+    """Each of 2 x 6 positions takes 2 R FLOPs per row of the output layer forward, and twice as many backward."""
+    config, _ = compose("train", TrainConfig, TINY)
+    sentences = torch.randint(4, 20, (2, 6))
+    batch = Batch(np.arange(2), sentences, torch.tensor([6, 5]), sentences, sentences, target_tokens=10)
+    small, large = (build_model(config, size, size, (0, 0)) for size in (20, 50))
+    readout = small(sentences, batch.lengths, sentences).readouts.shape[-1]
+    counts = [utilisation.flops_per_token(model, batch) for model in (small, large)]
+    assert counts[1] - counts[0] == pytest.approx(3 * 2 * readout * (50 - 20) * 12 / 10)
+    assert counts[0] > 3 * 2 * readout * 20 * 12 / 10  # encoder, attention and cells
+
+
+def test_the_rate_of_the_product_is_measured_once_for_a_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine, path = Machine.choose("cpu", "fp32", 1), tmp_path / utilisation.RATES
+    path.write_text("damaged")
+    rate = utilisation.cached_product_rate(machine, tmp_path)
+    assert 1e8 < rate < 1e13
+    assert utilisation.cached_product_rate(machine, tmp_path) == rate
+    assert utilisation.cached_product_rate(machine._replace(precision="bf16"), tmp_path) != rate
+    assert len(json.loads(path.read_text())) == 2
+    monkeypatch.setattr(utilisation, "product_rate", lambda _: 0.0)
+    assert utilisation.cached_product_rate(machine, tmp_path) == rate
+
+
+def test_a_run_records_its_utilisation_and_where_its_time_went(tmp_path: Path) -> None:
+    run = nmt.train(*TINY, "training.max_steps=10", directory=tmp_path / "run")
+    lines = [line for line in run.history if "train/utilisation" in line]
+    ratios = {line["train/utilisation"] / line["train/tokens_per_second"] for line in lines}
+    assert len(lines) == 2
+    assert max(ratios) == pytest.approx(min(ratios))  # the ideal seconds of a token
+    training = json.loads((tmp_path / "run" / "manifest.json").read_text())["training"]
+    ideal = training["utilisation"] / training["target_tokens_per_second"]
+    assert ideal == pytest.approx(max(ratios), rel=0.05)  # rounded
+    assert training["shares"]["recording"] == 0
+    assert 0 < training["shares"]["loading"] < 1 - training["shares"]["validation"] < 1
