@@ -46,7 +46,7 @@ def flops_per_token(model: Seq2Seq, batch: Batch) -> float:
     with torch.random.fork_rng(devices=[]), FlopCounterMode(display=False) as counter:
         decoded = double(batch.source, batch.lengths, batch.target_in)
         double.output(decoded.readouts)
-    return 3 * counter.get_total_flops() / batch.target_tokens
+    return float(3 * counter.get_total_flops() / batch.target_tokens)
 
 
 def cached_product_rate(machine: Machine, cache: Path) -> float:
