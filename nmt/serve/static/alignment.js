@@ -19,7 +19,7 @@ export class Alignment {
   #heatmap;
   #links;
   #latest = new Latest();
-  #explained = new Map(); // answer of /v1/explain for each request, which is a JSON string
+  #explained = new Map(); // body of a request to /v1/explain as JSON -> its answer
   #given = null;
   #view = null;
   #seen = []; // values from which the pictures were last drawn
@@ -115,7 +115,7 @@ export class Alignment {
     return { text, model: model.name, target, attend: steering.attend, saliency };
   }
 
-  // Finds an answer that is already known. One with saliency will do for a request without.
+  // Finds the answer to the request if it is already known. An answer with saliency also serves a request without it.
   #known() {
     const body = this.#body();
     const full = this.#explained.get(JSON.stringify({ ...body, saliency: true }));

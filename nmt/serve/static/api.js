@@ -11,7 +11,7 @@ export class ServiceError extends Error {
   }
 }
 
-// Stores the token for this tab, or forgets it if it is empty. It does not stay in the address, so that links do not reveal it.
+// Stores the token for this tab; an empty token removes it. It is not kept in the address, because users share the address.
 export function keepToken(token) {
   if (token) sessionStorage.setItem(KEY, token);
   else sessionStorage.removeItem(KEY);

@@ -12,7 +12,7 @@ import { startTheme } from "./theme.js";
 import { showExamples, showProbabilities, showTranslations } from "./translations.js";
 import { Tree } from "./tree.js";
 
-const PAUSE = 200; // milliseconds without a change of the text before it is translated
+const PAUSE = 200; // milliseconds after the last change of a text or setting, before the page asks for a translation
 const SETTINGS = ["nbest", "beam_size", "length_penalty", "alpha"];
 const given = readFragment(location.hash);
 if (given.token) keepToken(given.token);

@@ -2,7 +2,8 @@
 // OKLCH (Ottosson 2020). Weight 0 has the page's colour.
 
 const LEVELS = 64; // number of levels between 0 and the largest weight; cells of one level are drawn as one path
-// Transfer function of sRGB, linear light -> encoded value.
+
+// Encodes linear light as an sRGB value, both from 0 to 1.
 const TRANSFER = (value) => (value <= 0.0031308 ? 12.92 * value : 1.055 * value ** (1 / 2.4) - 0.055);
 
 // [lightness, chroma, hue in degrees] at 0, at half of the largest weight and at the largest weight, by theme.

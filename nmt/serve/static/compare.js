@@ -14,9 +14,9 @@ export class Compare {
   #parts;
   #events;
   // The keys of these maps are the bodies of requests as JSON.
-  #answers = new Map(); // translation
-  #errors = new Map(); // message
-  #asking = new Map(); // AbortController of the request that runs
+  #answers = new Map(); // best translation of each request that was answered
+  #errors = new Map(); // error message of each request that has failed
+  #asking = new Map(); // AbortController of each request that still runs
   #shown = []; // { model, body, key } for each card
 
   // parts: elements of the page, { chooser, cards, status }. Calls `choose(names)` when the user chooses other models, and

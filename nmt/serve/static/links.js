@@ -86,8 +86,8 @@ export class Links {
     );
   }
 
-  // Returns the weight to write beside a word (axis 0: target, 1: source), 0 for none. If a target word is pointed at, its weights
-  // are written beside the source words, and the other way round.
+  // Returns the weight to write beside a word (axis 0: target, 1: source), or 0 for none. When the user points at a target word,
+  // its weights are written beside the source words, and the other way round.
   #shownWeight(axis, index, row, column) {
     const { weights } = this.#view;
     if (axis && row !== null && (column === null || column === index)) return weights[row][index];

@@ -55,7 +55,7 @@ export class Session {
     return this.subject.text === this.text && this.subject.model === this.model;
   }
 
-  // Asks for everything anew, after text, model or settings have changed. Steerings are removed: they belong to an old translation.
+  // Asks for all translations again, after text, model or settings have changed. Removes the steerings of the old translations.
   async restart() {
     this.steering.found.clear();
     this.steering.own.clear();

@@ -15,7 +15,7 @@ const DEFAULTS = {
   pictures: "both",
   unit: "tokens",
   weights: "attention", // or "saliency", "difference", "head-1", ...
-  nbest: null, // here and in the next three, null takes the model's setting
+  nbest: null, // null in this and the next three keys lets searchSettings choose the value
   beam_size: null,
   length_penalty: null,
   alpha: null,

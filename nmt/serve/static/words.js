@@ -5,8 +5,8 @@ const END = "</s>";
 const UNKNOWN = "<unk>";
 
 // Returns the index of the word that each piece belongs to. A word starts at a piece that begins with "▁", at "</s>" and after
-// "</s>". "<unk>" is a word by itself, together with a piece "▁" before it. After a piece with "▁" inside, the index grows by one
-// for each "▁" inside.
+// "</s>". "<unk>" is a word by itself, together with a piece "▁" before it. A piece with "▁" inside spans several words: it gets
+// the index of the first one, and the index after it grows by one for each "▁" inside.
 export function wordsOfPieces(pieces) {
   const words = [];
   pieces.forEach((piece, index) => {
@@ -29,7 +29,7 @@ export function wordTexts(pieces) {
 }
 
 // Merges the weights of pieces (T, S) to weights of words: sums over the pieces of a source word, and means over the pieces of
-// a target word. So each row of a word sums to the mean of its pieces' sums.
+// a target word. If the rows of the pieces sum to 1, so do the rows of the words.
 export function mergeToWords(weights, targetPieces, sourcePieces) {
   const target = wordsOfPieces(targetPieces);
   const source = wordsOfPieces(sourcePieces);
