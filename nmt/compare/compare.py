@@ -460,7 +460,7 @@ def example_sentences(
     total = len(held_out.references)
     for number in sentences:
         if number > total:
-            raise UserError(f"sentences={number}: the test set has {total}")
+            raise UserError(f"sentences={number}: the held-out set has {total}")
     firsts = [(system, system.entries[0]) for system in systems]
     scores = np.array([sentence_bleu(field.counts(entry)) for _, entry in firsts])
     if sentences:

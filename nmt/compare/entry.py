@@ -313,7 +313,7 @@ def read_systems(systems: Sequence[str], held_out: HeldOut) -> list[Entry]:
             raise UserError(f"systems={system}: {path} cannot be read ({error.strerror})") from None
         if len(lines) != len(held_out.references):
             raise UserError(
-                f"systems={system}: {path} has {len(lines)} lines, the test set {len(held_out.references)}; "
+                f"systems={system}: {path} has {len(lines)} lines, the held-out set {len(held_out.references)}; "
                 "line N must be the translation of source sentence N"
             )
         entries[name] = Entry(name, lines)

@@ -213,7 +213,7 @@ MAX_PICTURES = 99
 # Entries for folders, which zip programs add when somebody unpacks and packs an archive again. They are skipped.
 FOLDERS = {"checkpoints/", "data/", "hypotheses/", "alignments/"}
 MAX_RATIO, ALLOWANCE = 10, 2**20  # the files may unpack to MAX_RATIO * bytes of the archive + ALLOWANCE bytes
-PACKED = (".safetensors", ".png")  # kinds of files that compression does not make smaller
+INCOMPRESSIBLE = (".safetensors", ".png")  # kinds of files that compression does not make smaller
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the time stamp of all entries, so that equal content gives equal bytes
 # (device, inode, size, modification time) of an archive -> the folder with its files.
 _folders: dict[tuple[int, ...], tempfile.TemporaryDirectory[str]] = {}
@@ -226,7 +226,7 @@ class _RefusedError(ValueError):
 def write_archive(path: Path, contents: Mapping[str, bytes]) -> None:
     """Write an archive atomically; `contents` maps names to bytes. Equal contents give equal bytes. Raises OSError."""
     assert all(map(NAMES.fullmatch, contents))
-    incompressible = sum(len(content) for name, content in contents.items() if name.endswith(PACKED))
+    incompressible = sum(len(content) for name, content in contents.items() if name.endswith(INCOMPRESSIBLE))
     total = sum(map(len, contents.values()))
 
     def pack(file: BinaryIO) -> None:
@@ -235,7 +235,7 @@ def write_archive(path: Path, contents: Mapping[str, bytes]) -> None:
                 entry = zipfile.ZipInfo(name, EPOCH)
                 entry.external_attr = (stat.S_IFREG | 0o644) << 16
                 # Highly compressible text is stored as it is, so that `unpacked` does not refuse the archive.
-                packed = name.endswith(PACKED) or total > MAX_RATIO * incompressible + ALLOWANCE
+                packed = name.endswith(INCOMPRESSIBLE) or total > MAX_RATIO * incompressible + ALLOWANCE
                 entry.compress_type = zipfile.ZIP_STORED if packed else zipfile.ZIP_DEFLATED
                 archive.writestr(entry, content)
 

@@ -388,7 +388,7 @@ class Translator:
         threads, workers = torch.get_num_threads(), self._workers()
 
         def search_at_once(indices: list[int]) -> list[list[Hypothesis]]:
-            with self._batch(indices, sources, first, guidance) as batch:
+            with self._encoded_batch(indices, sources, first, guidance) as batch:
                 return self.method(batch, n)
 
         def search_batch(indices: list[int]) -> list[list[Hypothesis]]:
@@ -419,7 +419,7 @@ class Translator:
     def tree(self, source: list[int], n: int, guidance: Guidance) -> tuple[list[Hypothesis], list[list[Node]]]:
         """Return the n best hypotheses of one sentence and the candidates of each step of the beam search. Raises
         UserError if the search method has no beam."""
-        with self._batch([0], [source], 0, guidance) as batch:
+        with self._encoded_batch([0], [source], 0, guidance) as batch:
             (nbest,), steps = self.method.tree(batch, n)
         return nbest, steps
 
@@ -429,7 +429,7 @@ class Translator:
         self._prepared.clear()
 
     @contextmanager
-    def _batch(
+    def _encoded_batch(
         self, indices: Sequence[int], all_sources: Sequence[list[int]], first: int, guidance: Guidance
     ) -> Iterator[SearchBatch[Any]]:
         """Enter a context in which the sentences with these indices, longest first, are encoded and can be searched."""

@@ -300,7 +300,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["nmt-compare", "runs=occupied"], "runs=occupied: is neither a run nor a folder that holds runs"),
     (["nmt-compare", "runs={run}", "baseline=bahdanaw"], "not one of bahdanau; did you mean 'bahdanau'?"),
     (["nmt-compare", "runs={run}", "systems=['x=nowhere']"], "nowhere cannot be read"),
-    (["nmt-compare", "runs={run}", "sentences=99"], "sentences=99: the test set has 8"),
+    (["nmt-compare", "runs={run}", "sentences=99"], "sentences=99: the held-out set has 8"),
     (["nmt-train", "experiment=papers/luong_2015"], "did you mean 'papers/luong_2015_table_4'?"),
     (["nmt-train", "-m", "hydra/sweeper=optuna"], "nothing to search; give a key several values or an interval(a,b)"),
 ]

@@ -239,7 +239,7 @@ def test_an_example_holds_every_system_with_its_alignment(tmp_path: Path) -> Non
 
 
 def test_an_example_beyond_the_last_is_refused() -> None:
-    with pytest.raises(UserError, match="sentences=61: the test set has 60"):
+    with pytest.raises(UserError, match="sentences=61: the held-out set has 60"):
         compared(sentences=[61])
 
 

@@ -134,7 +134,7 @@ def test_systems_are_files_of_translations() -> None:
     [
         (["their.de"], r"systems=their\.de: expected NAME=FILE"),
         (["x=nowhere"], "systems=x=nowhere: nowhere cannot be read"),
-        (["x=short.de"], r"short\.de has 59 lines, the test set 60; line N must be the translation of source"),
+        (["x=short.de"], r"short\.de has 59 lines, the held-out set 60; line N must be the translation of source"),
         (["x=bytes.de"], r"bytes\.de, line 2: not valid UTF-8"),
         (["x=their.de", "x=their.de"], "two systems named x"),
     ],

@@ -51,5 +51,3 @@ export function sumToWords(values, pieces) {
 }
 
 const count = (membership) => (membership.length ? membership[membership.length - 1] + 1 : 0);
-
-export { END };
