@@ -1,7 +1,8 @@
 """The recurrent decoder: when it attends, what it feeds back, its state between steps, and the two ways through it.
 
-Shapes: B batch, N hypotheses (the rows of a step), S source positions, T target positions, E embedding, H hidden,
-M memory, R readout, P what its activation gets, G gates x H, V vocabulary.
+Shapes: B batch, N hypotheses (the rows of a step), S source positions, T target positions, E width of an embedding,
+H width of a hidden state, M width of the memory, R width of the readout, P width of the readout before its activation,
+G gates x H, V vocabulary.
 """
 
 from abc import ABC, abstractmethod
@@ -48,16 +49,17 @@ from nmt.ops.layers import Dropout, dropout, linear, loop, select
 
 
 class State(Protocol):
-    """What a search knows of a model's state: it has one row per hypothesis."""
+    """The state of a model as a search sees it: one row for each hypothesis."""
 
     def select(self, index: Tensor) -> Self:
-        """Take the rows `index`, int64 (M,), which may repeat."""
+        """Take the rows with the numbers `index`, int64 (N,). A row may be taken several times."""
         ...
 
     def branch(self, index: Tensor, sentences: Tensor | None) -> Self:
-        """Like `select`, but every sentence has the same number of rows, in a group; these may share its memory.
+        """Take rows like `select`, in a state whose rows are grouped by sentence, equally many for each sentence.
 
-        sentences: int64 (A,), those that remain; by default all.
+        The rows of a group may share the memory of their sentence. sentences: int64 (A,), the numbers of the sentences
+        that remain; None keeps all.
         """
         ...
 
@@ -66,22 +68,19 @@ StateT = TypeVar("StateT", bound=State)
 
 
 class StepOutput(NamedTuple, Generic[StateT]):
-    """Logits (N, V), the attention weights (N, S) they were computed with, and the state after the step.
+    """What a model returns for one step of a search. Later steps must not overwrite these tensors."""
 
-    Weights are None without attention. Later steps must not overwrite them.
-    """
-
-    logits: Tensor
-    weights: Tensor | None
-    state: StateT
+    logits: Tensor  # (N, V)
+    weights: Tensor | None  # (N, S) attention weights from which the logits were computed; None without attention
+    state: StateT  # after the step
 
 
 Step = Callable[[Tensor, StateT], StepOutput[StateT]]
-"""Previous tokens, int64 (N,), and a state of N rows -> the output for the next token."""
+"""A function from the previous tokens, int64 (N,), and a state of N rows to the output for the next token."""
 
 
 class StepAttention(Protocol):
-    """An attention that attends step by step; see Attention for its methods."""
+    """An attention that attends step by step. `Attention` explains the methods."""
 
     @property
     def reads_past(self) -> bool: ...
@@ -95,60 +94,63 @@ class StepAttention(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Products(ABC):
-    """What a decoder multiplies with at its steps, prepared once for a batch or for all searches.
+    """The matrix products of a decoder's steps. Their parameters are prepared once for a batch, or for all searches.
 
-    Training and search differ in what stands for a word and for a context: vectors, or their products with the
-    parameters of gates and readout.
+    Training represents a word by its embedding and a context by its vector. Search may represent both by their products
+    with the parameters of gates and readout, which it computes in advance.
     """
 
-    layers: Sequence[PreparedLayer]  # of the recurrent layers, the lowest first
-    conditional: PreparedLayer | None  # of the second half of a conditional step
+    layers: Sequence[PreparedLayer]  # the recurrent layers, the lowest first
+    conditional: PreparedLayer | None  # the layer of the second half of a conditional step
     readout: Readout
     attention: StepAttention | None
     lexical: LexicalModel | None
 
     @abstractmethod
     def word_gates(self, word: Tensor, fixed: Tensor | None) -> Tensor:
-        """Compute what previous words and the fixed vector add to the lowest layer's gates, (..., G)."""
+        """Compute what previous words and the fixed vector add to the gates of the lowest layer -> (..., G)."""
 
     @abstractmethod
     def fed_gates(self, context: Tensor | None, feed: Tensor | None) -> Tensor | None:
-        """Compute what the step itself adds to the gates, (B, G): the context, if the decoder attends before the
-        step, and the previous readout (B, R), if it is fed back."""
+        """Compute what is known only at the step and adds to the gates of the lowest layer -> (B, G).
+
+        context: (B, M) if the decoder attends before the step; feed: the previous readout (B, R) with input feeding.
+        """
 
     @abstractmethod
     def conditional_gates(self, context: Tensor) -> Tensor:
-        """Compute the context's gates (B, G) in the second half of a conditional step."""
+        """Compute the gates of the second half of a conditional step from the context: (B, M) -> (B, G)."""
 
     @abstractmethod
     def upper_input(self, context: Tensor) -> Tensor:
-        """Return what the layers above the first read of the context, (B, M)."""
+        """Return the form of the context that the layers above the first read: (B, M) -> (B, M)."""
 
     @abstractmethod
     def read_out(self, output: Tensor, context: Tensor | None, word: Tensor) -> Tensor:
-        """Read out: outputs (..., H) of the top layer, contexts, words -> readouts (..., R), before dropout."""
+        """Compute the readouts before dropout: outputs (..., H) of the top layer, contexts, words -> (..., R)."""
 
     @abstractmethod
     def read_out_partly(self, output: Tensor, word: Tensor) -> Tensor:
-        """Compute what the readout's activation gets without a context: outputs (..., H), words -> (..., P)."""
+        """Compute the sum inside the readout's activation without its context term: (..., H), words -> (..., P)."""
 
     @abstractmethod
     def contexts(self, values: Tensor) -> Tensor:
-        """Compute what each position adds to that as a context: the values of a memory (B, S, ...) -> (B, S, P)."""
+        """Compute the context term of that sum for each source position as the context: (B, S, M) -> (B, S, P)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchProducts(Products):
-    """The products for one batch: parameters in the precision of the computation.
+    """The products for one batch, with parameters in the precision of the computation.
 
-    Words are embeddings (..., E), contexts are (..., M).
+    Words are embeddings (..., E), contexts are vectors (..., M).
     """
 
-    # Columns of the first layer's weight_ih, by what they multiply.
-    word: Tensor  # (G, E): the previous word
-    fixed: Tensor  # (G, M or 0): the fixed vector
-    fed: Tensor  # (G, ...): what the step itself computes, that is context and previous readout
-    readout_parts: tuple[Tensor, Tensor] | None = None  # (P, H + E), (P, M): without and for a context alone
+    # Three groups of columns of the first layer's weight_ih.
+    word: Tensor  # (G, E) multiplies the previous word
+    fixed: Tensor  # (G, M) multiplies the fixed vector; (G, 0) without one
+    fed: Tensor  # (G, ...) multiplies the context and the previous readout, which only the step computes
+    # (P, H + E), (P, M): the readout's parameters for output and word, and for the context; see `read_out_partly`
+    readout_parts: tuple[Tensor, Tensor] | None = None
 
     def word_gates(self, word: Tensor, fixed: Tensor | None) -> Tensor:
         gates = linear(word, self.word, self.layers[0].bias_ih)
@@ -186,53 +188,53 @@ class BatchProducts(Products):
 
 
 class Pending(NamedTuple):
-    """What the posterior of a latent position is computed from, once the token is known."""
+    """A step of a latent alignment whose posterior can be computed once its token is known. K: candidate positions."""
 
-    readouts: Tensor  # (N, K, R)
-    weights: Tensor  # (N, K)
-    positions: Tensor | None  # int64 (N, K)
-    partial: Tensor  # (N, P) the readout's input without a context
+    readouts: Tensor  # (N, K, R) for each candidate position
+    weights: Tensor  # (N, K) prior probability of each candidate position
+    positions: Tensor | None  # int64 (N, K) candidate source positions; None if they are all positions in order
+    partial: Tensor  # (N, P) result of `read_out_partly`
 
 
 class HypothesisState(NamedTuple):
-    """What each hypothesis has of its own."""
+    """The part of the state that differs between the hypotheses of a sentence."""
 
     recurrent: RecurrentState
-    feed: Tensor | None  # (N, R) the previous readout, with input feeding
-    fixed: Tensor | None  # (N, M) without attention: the fixed context of every step
-    pending: Pending | None  # of the previous step, if this step reads its posterior
+    feed: Tensor | None  # (N, R) previous readout, with input feeding
+    fixed: Tensor | None  # (N, M) encoder summary that every step reads as its context, without attention
+    pending: Pending | None  # previous step, if this step reads its posterior
 
 
 class SourceState(NamedTuple):
-    """What an attention and its decoder read of the source. Hypotheses of a sentence share its row unless the attention
-    reads the past."""
+    """The part of the state that comes from the source. The hypotheses of a sentence share one row of it, unless the
+    attention reads the past: then each hypothesis has its own row."""
 
     memory: Memory
     past: Past
-    words: Tensor | None  # (B, S, E) the embedded source, for the lexical model
-    tokens: Tensor | None  # int64 (B, S) the source's tokens for a copy gate, NEVER for those that are not copied
-    contexts: Tensor | None  # (B, S, P) of each source position, for predictions that sum over them
+    words: Tensor | None  # (B, S, E) embedded source, for the lexical model
+    tokens: Tensor | None  # int64 (B, S) source tokens for a copy gate; NEVER stands for a token that cannot be copied
+    contexts: Tensor | None  # (B, S, P) result of `Products.contexts`, for predictions that sum over source positions
 
 
 class DecoderState(NamedTuple):
     """What one step passes to the next, and what all steps of a sentence share."""
 
     hypothesis: HypothesisState
-    source: SourceState | None  # without attention None
+    source: SourceState | None  # None without attention
     products: Products
-    shares_source: bool = False  # do hypotheses of one sentence share its row of `source`?
+    shares_source: bool = False  # do the hypotheses of a sentence share one row of `source`?
 
     def attended_source(self) -> SourceState:
-        """Return the source of a decoder that attends."""
+        """Return `source` of a decoder with attention, where it is not None."""
         assert self.source is not None
         return self.source
 
     def steered(self, steering: Steering) -> Self:
-        """Steer the attention at some steps; to be called before the first one."""
+        """Return a state whose attention is steered at some steps. Call it before the first step."""
         return self._with_memory(lambda memory: memory.steered(steering))
 
     def detailed(self) -> Self:
-        """Make the attention return its detail."""
+        """Return a state whose attention also returns its `Detail`."""
         return self._with_memory(lambda memory: memory._replace(detailed=True))
 
     def _with_memory(self, change: Callable[[Memory], Memory]) -> Self:
@@ -241,14 +243,17 @@ class DecoderState(NamedTuple):
         return self._replace(source=self.source._replace(memory=change(self.source.memory)))
 
     def select(self, index: Tensor) -> Self:
-        """Take the rows `index` of the batch, which may repeat, in evaluation: dropout masks stay those of the whole
-        batch."""
+        """Take the rows with the numbers `index`; a row may be taken several times.
+
+        Only for evaluation, because dropout masks keep the rows of the whole batch.
+        """
         return self._replace(hypothesis=select(self.hypothesis, index), source=select(self.source, index))
 
     def branch(self, index: Tensor, sentences: Tensor | None) -> Self:
-        """Reorder hypotheses. Rows are grouped by sentence, with equally many for each.
+        """Reorder hypotheses, whose rows are grouped by sentence, equally many for each sentence.
 
-        sentences: those to keep, by default all. What their hypotheses share is stored once.
+        sentences: numbers of the sentences to keep; None keeps all. A shared row of `source` is moved only if sentences
+        are dropped.
         """
         if not self.shares_source:
             return self.select(index)
@@ -257,47 +262,54 @@ class DecoderState(NamedTuple):
 
 
 class Inferred(NamedTuple):
-    """What an inference network says of the positions, given the whole target."""
+    """The distribution q over source positions that an inference network derives from the whole target."""
 
-    log_probs: Tensor  # (B, T, S) log q, -inf where the prior is 0
-    weights: Tensor  # (B, T, S) q, or one sampled position
-    log_prob: Tensor | None  # (B, T) log q of the sampled position
+    log_probs: Tensor  # (B, T, S) log q; -inf where the prior is 0
+    weights: Tensor  # (B, T, S) q, or 1 at a sampled position and 0 elsewhere
+    log_prob: Tensor | None  # (B, T) log q of the sampled position; None if no position was sampled
 
 
 Infer = Callable[[Tensor], Inferred]
-"""The prior (B, T, S) -> what an inference network says of the positions."""
+"""A function from the prior (B, T, S) over source positions to the distribution of an inference network."""
 
 
 class Decoded(NamedTuple):
     """The result of teacher forcing."""
 
-    readouts: Tensor  # (B, T, R), computed from the mean context
+    readouts: Tensor  # (B, T, R) computed from the mean context
     prediction: Prediction
-    attention: Attended | None = None  # at all steps
-    inferred: Inferred | None = None  # by an inference network in training
+    attention: Attended | None = None  # weights and contexts of all T steps; None without attention
+    inferred: Inferred | None = None  # result of an inference network, in training
 
     @property
     def weights(self) -> Tensor | None:
-        """(B, T, S), row t used to produce token t."""
+        """Return the attention weights (B, T, S); row t was used to predict token t."""
         return None if self.attention is None else self.attention.weights
 
 
 Observe = Callable[[int, DecoderState], DecoderState]
-"""A step's number and the state before it -> the state in which the previous token is known."""
+"""A function from the number of a step and the state before it to the state that knows the previous token."""
 
 
 class Decoder(nn.Module):
     """A recurrent network over [previous word; context or fixed vector; previous readout], and a readout.
 
-    attend "before": the query is the previous state, and the context enters the recurrent step (Bahdanau et al.
-    2015, A.2.2); "after": the query is the current state (Luong et al. 2015, 3); "between": the step is two, the
-    query is the state after the first, over the word, and the context enters the second, `conditional` (Sennrich et
-    al. 2017, the conditional GRU of Nematus). "first_layer": the query is the first layer's current state, which
-    depends on the words alone, and the context enters the layers above, `upper` (Wu et al. 2016, 3; here with the
-    current state).
+    `attend` says when the decoder attends and where the context goes:
+
+    - "before": the query is the previous state, and the context enters the recurrent step (Bahdanau et al. 2015,
+      A.2.2).
+    - "after": the query is the current state, and the context enters the readout only (Luong et al. 2015, section 3).
+    - "between": a step has two halves. The first reads the word, its state is the query, and the context enters the
+      second half, `conditional` (Sennrich et al. 2017, the conditional GRU of Nematus).
+    - "first_layer": the query is the current state of the first layer, which depends on the words alone, and the
+      context enters the layers above, `upper` (Wu et al. 2016, section 3; there with the previous state).
+
+    Training calls `teacher_force`, which by default calls `forward`. That is `forward_stepped`, a loop over the target,
+    if a step needs the attention or the readout of the step before; else `forward_fused`, which computes all steps at
+    once. Search calls `step`.
     """
 
-    sums_over_positions = False  # do predictions sum over a latent source position?
+    sums_over_positions = False  # do predictions sum over a latent source position? True in LatentDecoder
 
     def __init__(  # noqa: PLR0913
         self,
@@ -316,10 +328,10 @@ class Decoder(nn.Module):
         residual: int = 0,
         dropout: float = 0.0,
     ) -> None:
-        """conditional: one layer over the context, for "between" only; lexical: its result is added to the readout, but
-        not fed back; upper: the layers above the one of `rnn`, for "first_layer" only; copy: what it makes of a
-        prediction, see CopyGate; word_dim: E; fixed_dim: M if every step reads the encoder's summary in place of a
-        context, else 0; residual: see `prepare_layers`; dropout: of the readout."""
+        """conditional: the layer of the second half of a step, for "between" only; lexical: adds its result to the
+        readout, after feedback; upper: the layers above that of `rnn`, for "first_layer" only; copy: lets predictions
+        copy source tokens; word_dim: E; fixed_dim: M if every step reads the encoder's summary in place of a context,
+        else 0; residual: see `prepare_layers`; dropout: probability, for the readout."""
         super().__init__()
         assert (attend == "between") == (conditional is not None)
         assert (attend == "first_layer") == (upper is not None)
@@ -327,7 +339,7 @@ class Decoder(nn.Module):
         self.lexical, self.upper, self.copy = lexical, upper, copy
         self.attend, self.input_feeding = attend, input_feeding
         self.word_dim, self.fixed_dim, self.residual, self.dropout = word_dim, fixed_dim, residual, Dropout(dropout)
-        # Does the attention or readout of a step enter the next step?
+        # Does a step need the attention or the readout of the step before?
         self.stepped = input_feeding or (attention is not None and attend in ("before", "between"))
 
     def prepare(self) -> BatchProducts:
@@ -353,8 +365,10 @@ class Decoder(nn.Module):
     def start(
         self, recurrent: RecurrentState, encoded: Encoded, products: Products, source: Tensor, words: Tensor
     ) -> DecoderState:
-        """Make the state before the first step. source: int64 (B, S), the tokens that may be copied, NEVER for one that
-        may not; words: (B, S, E), the embedded source."""
+        """Make the state before the first step.
+
+        source: int64 (B, S) source tokens, of which a copy gate may copy; words: (B, S, E) the embedded source.
+        """
         feed = encoded.summary.new_zeros(len(source), self.readout.dim) if self.input_feeding else None
         hypothesis = HypothesisState(recurrent, feed, encoded.summary if self.fixed_dim else None, None)
         attention = products.attention
@@ -373,44 +387,53 @@ class Decoder(nn.Module):
     def teacher_force(
         self, embedded: Tensor, state: DecoderState, target: Tensor, output: Output, infer: Infer | None = None
     ) -> Decoded:
-        """Predict all T steps from (B, T, E) embeddings of the target, int64 (B, T) = <s> y_1 ... y_{T-1}.
+        """Predict all T steps from the embeddings (B, T, E) of the target, int64 (B, T) = <s> y_1 ... y_{T-1}.
 
-        Where a prediction sums over a latent position, `output` gives the probabilities of the target's tokens, and
-        `infer` the weights of the positions in training."""
+        Only latent decoders read the other arguments: `output` gives the probabilities of the target tokens, and
+        `infer` the distribution over positions with which they train.
+        """
         decoded: Decoded = self(embedded, state)
         return decoded
 
     def observe(self, state: DecoderState, tokens: Tensor, output: OutputLayer) -> DecoderState:
-        """Tell the state the previous tokens, int64 (N,), before a step: only the posterior of a latent position
-        depends on them."""
+        """Return the state that knows the previous tokens, int64 (N,), before a step.
+
+        Only latent decoders change the state here: the posterior of the previous step depends on its token.
+        """
         return state
 
     def posterior(
         self, decoded: Decoded, embedded: Tensor, state: DecoderState, target: Tensor, counted: Tensor, output: Output
     ) -> Tensor | None:
-        """Compute the attention weights (B, T, S) given the target y_1 ... y_T, int64 (B, T), and bool (B, T), False on
-        padding: only a latent position depends on the target."""
+        """Compute the attention weights (B, T, S) given the target y_1 ... y_T, int64 (B, T).
+
+        Without a latent alignment these are the weights of `decoded`. counted: bool (B, T), False at padding.
+        """
         return decoded.prediction.posterior_weights(decoded.weights, output.layer(), target)
 
     def forward(self, embedded: Tensor, state: DecoderState) -> Decoded:
-        """(B, T, E) embeddings of <s> y_1 ... y_{T-1} -> Decoded with all T steps."""
+        """Predict all T steps from the embeddings (B, T, E) of <s> y_1 ... y_{T-1}."""
         return self.forward_stepped(embedded, state) if self.stepped else self.forward_fused(embedded, state)
 
     def forward_fused(self, embedded: Tensor, state: DecoderState) -> Decoded:
-        """Predict with one call of each recurrent network and one product for the attention of all steps."""
+        """Predict all steps at once: one call for each recurrent network, one for the attention."""
         outputs, attended = self._run_fused(embedded, state)
         return self._decoded(self._read_out_all(outputs, attended, embedded, state), attended, state)
 
     def forward_stepped(self, embedded: Tensor, state: DecoderState) -> Decoded:
-        """Predict step by step; what does not depend on the previous step is computed before or after the loop."""
+        """Predict step by step. Products that do not depend on the previous step are computed before or after the loop,
+        for all steps at once."""
         steps = self._run_steps(embedded, state)
         attentions = [step.attended for step in steps if step.attended is not None]
         attended = join_steps(attentions) if attentions else None
         return self._decoded(self._readouts(steps, attended, embedded, state), attended, state)
 
     def step(self, word: Tensor, state: DecoderState) -> tuple[Prediction, Tensor | None, DecoderState]:
-        """(B, E) embedding of the previous token, or what else the products take for it -> prediction, for hypotheses
-        grouped by sentence if it has a T; weights (B, S) or None; next state."""
+        """Predict the next token: embedding (N, E) of the previous token -> prediction, weights (N, S), next state.
+
+        word: whatever `Products` takes for a word. With a copy gate the prediction is grouped by sentence. Weights are
+        None without attention.
+        """
         step = self._decode_step(state.products.word_gates(word, state.hypothesis.fixed), word, state)
         readout = step.readout
         if readout is None:
@@ -419,7 +442,7 @@ class Decoder(nn.Module):
         return self._predict(self._add_lexical(readout, weights, state), weights, state), weights, step.state
 
     def _run_fused(self, embedded: Tensor, state: DecoderState) -> tuple[Tensor, Attended | None]:
-        """Compute the outputs (B, T, H) of the top layer, and the attention of all steps."""
+        """Compute the outputs (B, T, H) of the top layer and the attention of all steps at once."""
         lowest, layers = self.rnn.num_layers, state.products.layers
         hidden, final = self._run_words(embedded, state)
         attended = None
@@ -431,7 +454,7 @@ class Decoder(nn.Module):
         return hidden, attended
 
     def _run_words(self, embedded: Tensor, state: DecoderState) -> tuple[Tensor, RecurrentState]:
-        """Run the recurrent network `rnn`, which reads words alone -> outputs (B, T, H) and last states."""
+        """Run `rnn` over all words, with the fixed vector if there is one -> outputs (B, T, H), final state."""
         inputs, fixed = embedded, state.hypothesis.fixed
         if fixed is not None:
             inputs = torch.cat([embedded, fixed[:, None].expand(-1, embedded.shape[1], -1)], dim=-1)
@@ -452,14 +475,14 @@ class Decoder(nn.Module):
     def _readouts(
         self, steps: "list[DecoderStep]", attended: Attended | None, embedded: Tensor, state: DecoderState
     ) -> Tensor:
-        """(B, T, R) of all steps."""
+        """Collect the readouts (B, T, R) that were fed back, or compute those of all steps at once."""
         fed_back = [step.readout for step in steps if step.readout is not None]
         if fed_back:
             return torch.stack(fed_back, dim=1)
         return self._read_out_all(self._outputs(steps), attended, embedded, state)
 
     def _outputs(self, steps: "list[DecoderStep]") -> Tensor:
-        """(B, T, H)."""
+        """Collect the outputs of the top layer (B, T, H)."""
         return torch.stack([self._output(step.state.hypothesis.recurrent) for step in steps], dim=1)
 
     def _decode_step(self, gates: Tensor, word: Tensor, state: DecoderState) -> "DecoderStep":
@@ -488,7 +511,7 @@ class Decoder(nn.Module):
         return DecoderStep(attended, context, readout, state)
 
     def _condition(self, first: LayerState, attended: Attended | None, products: Products) -> LayerState:
-        """Take the second half of a conditional step: from the state after the word to the state after the context."""
+        """Run the second half of a conditional step, which reads the context, from the state of the first half."""
         assert self.conditional is not None
         assert products.conditional is not None
         assert attended is not None
@@ -498,8 +521,10 @@ class Decoder(nn.Module):
     def _step_upper_layers(
         self, first: LayerState, before: RecurrentState, products: Products, context: Tensor | None
     ) -> RecurrentState:
-        """Step the layers above the first, given the first layer's new state. `context`, (B, M) or None,
-        is concatenated to the input of each of them."""
+        """Step the layers above the first, given the first layer's new state.
+
+        context: (B, M) is concatenated to the input of each of these layers, unless it is None.
+        """
         steps, output = [first], first[0]
         for number, layer in enumerate(products.layers[1:], 1):
             inputs = output if context is None else torch.cat([output, context], dim=1)
@@ -510,19 +535,20 @@ class Decoder(nn.Module):
         return RecurrentState(tuple(hidden for hidden, _ in steps), cells)
 
     def _output(self, recurrent: RecurrentState) -> Tensor:
-        """Return the top layer's output (B, H): its state, plus the output below it with a residual connection."""
+        """Return the top layer's output (B, H): its state, plus its input if it has a residual connection."""
         hidden, residual = recurrent.hidden, self.residual
         return sum(hidden[residual - 1 :], hidden[residual - 2]) if residual else hidden[-1]
 
     def _decoded(self, readouts: Tensor, attended: Attended | None, state: DecoderState) -> Decoded:
-        """Predict from readouts (B, T, R), before the lexical model."""
+        """Add the lexical model to readouts (B, T, R) and predict from them."""
         if attended is None:
             return Decoded(readouts, Readouts(readouts))
         readouts = self._add_lexical(readouts, attended.weights, state)
         return Decoded(readouts, self._predict(readouts, attended.weights, state), attended)
 
     def _predict(self, readouts: Tensor, weights: Tensor | None, state: DecoderState) -> Prediction:
-        """(B, T, R), (B, T, S) or None, or without T -> the prediction; with a copy gate grouped by sentence."""
+        """Make the prediction from readouts (B, T, R) and weights (B, T, S), or both without T. With a copy gate it is
+        grouped by sentence."""
         if self.copy is None or weights is None:
             return Readouts(readouts)
         tokens = state.attended_source().tokens
@@ -533,35 +559,38 @@ class Decoder(nn.Module):
     def _read_out_all(
         self, outputs: Tensor, attended: Attended | None, embedded: Tensor, state: DecoderState
     ) -> Tensor:
-        """Outputs (B, T, H) of the top layer, embeddings (B, T, E) -> (B, T, R), all steps at once."""
+        """Compute the readouts of all steps at once: outputs (B, T, H), embeddings (B, T, E) -> (B, T, R)."""
         context, fixed = None if attended is None else attended.context, state.hypothesis.fixed
         if fixed is not None:
             context = fixed[:, None].expand(-1, outputs.shape[1], -1)
         return self._read_out(outputs, context, embedded, state)
 
     def _read_out(self, output: Tensor, context: Tensor | None, word: Tensor, state: DecoderState) -> Tensor:
-        """(B, T, H), (B, T, M) or None, (B, T, E), or without T -> (B, T, R) or (B, R), after dropout."""
+        """Compute readouts with dropout: (B, T, H), contexts (B, T, M), (B, T, E) -> (B, T, R), or all without T."""
         readout: Tensor = self.dropout(state.products.read_out(output, context, word))
         return readout
 
     def _add_lexical(self, readouts: Tensor, weights: Tensor | None, state: DecoderState) -> Tensor:
-        """(B, T, R), (B, T, S) or None, or without T -> (B, T, R) or (B, R), plus the lexical model's result."""
+        """Add the lexical model's result to readouts: (B, T, R), weights (B, T, S) -> (B, T, R), or all without T."""
         if state.products.lexical is None or weights is None:
             return readouts
         words = state.attended_source().words
         assert words is not None
-        # Hypotheses of a sentence come as if they were its steps.
+        # The hypotheses of a sentence take the place of its steps: (N, S) -> (B, N / B, S).
         added: Tensor = state.products.lexical(_by_sentence(weights, len(words)), words)
         dropped: Tensor = self.dropout(added.view(readouts.shape))
         return readouts + dropped
 
     def _query(self, query: Tensor, state: DecoderState) -> Attended | None:
-        """Queries (N, H) of one step, grouped by sentence -> Attended (N, 1, ...), or None without attention."""
+        """Attend with the queries (N, H) of one step, grouped by sentence -> Attended (N, 1, ...).
+
+        Returns None without attention.
+        """
         attention = state.products.attention
         if attention is None:
             return None
         memory, past = state.attended_source()[:2]
-        hypotheses = query.shape[0] // memory.sentences  # per sentence; more than one if they share its memory
+        hypotheses = query.shape[0] // memory.sentences  # per sentence; above 1 if they share one row of memory
         attended = attention.step(query.view(memory.sentences, hypotheses, -1), memory, past)
         if hypotheses == 1:
             return attended
@@ -570,15 +599,15 @@ class Decoder(nn.Module):
 
 
 class DecoderStep(NamedTuple):
-    """One step, T = 1."""
+    """The result of one step."""
 
-    attended: Attended | None
-    context: Tensor | None  # (B, M) of the attention, or the fixed vector
-    readout: Tensor | None  # (B, R), if it is fed back; else computed for all steps at once
-    state: DecoderState  # the next one
-    mixture: Mixture | None = None  # if the next step reads its posterior
+    attended: Attended | None  # with T = 1
+    context: Tensor | None  # (B, M) context of the attention, or the fixed vector
+    readout: Tensor | None  # (B, R) with input feeding; None otherwise, where readouts are computed after the loop
+    state: DecoderState  # before the next step
+    mixture: Mixture | None = None  # mixture over positions, if the next step reads its posterior
 
 
 def _by_sentence(rows: Tensor, sentences: int) -> Tensor:
-    """(B, T, D), or (N, D) grouped by sentence -> (B, T, D)."""
+    """Group rows by sentence: (N, D) or (B, T, D) -> (B, N / B or T, D)."""
     return rows.reshape(sentences, -1, rows.shape[-1])
