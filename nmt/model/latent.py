@@ -1,7 +1,8 @@
 """Decoding with a latent source position: predictions that sum over it, its posterior, and an inference network.
 
-Shapes: B batch, S source positions, T target positions or hypotheses of a sentence, E embedding, H hidden, M memory,
-K positions in the sum, P what the readout's activation gets, R readout, N hypotheses.
+Shapes: B batch, S source positions, T target positions or hypotheses of a sentence, E width of an embedding, H width of
+a hidden state, M width of the memory, K source positions in the sum, P width of the readout before its activation,
+R width of the readout, N hypotheses.
 """
 
 from typing import Any, NamedTuple, cast
@@ -31,14 +32,17 @@ from nmt.ops.layers import Dropout, join, loop, map_tensors, product, rows, wide
 class LatentPosition(NamedTuple):
     """How predictions sum over the source position."""
 
-    top_k: int | None  # the number of most probable positions in the sum; None for all
-    min_share: float = 0.0  # of the largest weight; positions with less are left out
-    observed: bool = False  # do later steps read the posterior, given the token?
-    prior_share: float = 0.0  # of the distribution in that posterior
-    first_order: bool = False  # does the distribution depend on the previous position, and on nothing else of the past?
+    top_k: int | None  # the sum takes this many positions, the most probable ones; None takes all
+    min_share: float = 0.0  # the sum leaves out positions whose weight is below this share of the largest weight
+    observed: bool = False  # do later steps read the posterior given the token in place of the prior?
+    prior_share: float = 0.0  # share of the prior that is mixed into this posterior
+    first_order: bool = False  # does the prior depend on the previous position, and on nothing else of the past?
 
     def strongest(self, weights: Tensor) -> tuple[Tensor, Tensor | None]:
-        """(B, T, S) -> weights (B, T, K) of the most probable positions, summing to 1 again, and the positions."""
+        """Choose the positions in the sum: weights (B, T, S) -> their weights (B, T, K), which sum to 1, and positions.
+
+        The positions are None if they are all S in order.
+        """
         positions = None
         if self.top_k is not None and weights.shape[-1] > self.top_k:
             weights, positions = weights.topk(self.top_k, dim=-1)
@@ -51,18 +55,21 @@ class LatentPosition(NamedTuple):
 
 
 class LatentDecoder(Decoder):
-    """p(y_t) = sum_s a_ts p(y_t | h_s), the readout of each position computed from its own encoder state (Deng et al.
-    2018, 2.1). Recurrent steps and what is fed back read the mean context, as in soft attention, or with
-    `latent.observed` its posterior mean (Shankar and Sarawagi 2019)."""
+    """Predicts p(y_t) = sum over s of a_ts p(y_t | h_s), a readout for each position s (Deng et al. 2018, 2.1).
+
+    Recurrent steps and fed back readouts use the mean context, as with soft attention. With `latent.observed` they use
+    the mean under the posterior given the token (Shankar and Sarawagi 2019).
+    """
 
     sums_over_positions = True
-    attention: Attention  # several heads are refused with a latent position
+    attention: Attention  # never several heads: the configuration refuses them with a latent alignment
 
     def __init__(self, *parts: Any, latent: LatentPosition, **options: Any) -> None:  # noqa: ANN401
-        """parts, options: those of Decoder."""
+        """parts, options: arguments of Decoder."""
         super().__init__(*parts, **options)
         self.latent = latent
-        # Where steps read words alone and every position has a readout, all tokens' probabilities are known at once.
+        # If recurrent steps read words alone and the sum takes all positions, one call gives the probabilities of all
+        # tokens from all positions: no step has to wait for the posterior of the step before.
         at_once = self.attend == "after" and latent.top_k is None and not latent.min_share
         # Do the positions form a Markov chain given the words?
         self.chain = latent.first_order and at_once and not self.stepped and latent.observed and not latent.prior_share
@@ -98,8 +105,11 @@ class LatentDecoder(Decoder):
     def _filter(
         self, embedded: Tensor, state: DecoderState, target: Tensor, output: OutputLayer
     ) -> tuple[Tensor, Attended, Mixture]:
-        """Run the forward algorithm: states depend on words alone, so one call gives the probabilities of all tokens
-        from all positions, and the loop over steps only attends -> outputs (B, T, H), attention, mixture."""
+        """Run the forward algorithm -> outputs (B, T, H), attention, mixture.
+
+        Hidden states depend on words alone. So one call gives the probabilities of all tokens from all positions, and
+        the loop over steps only attends.
+        """
         hidden, _ = self._run_words(embedded, state)
         memory, past = state.attended_source()[:2]
         B, T, S = *target.shape, memory.valid.shape[1]
@@ -126,8 +136,8 @@ class LatentDecoder(Decoder):
         return mixture, weights, step.state
 
     def observe(self, state: DecoderState, tokens: Tensor, output: OutputLayer) -> DecoderState:
-        """See Decoder. What later steps read of the previous attention becomes its posterior (Shankar and Sarawagi
-        2019, eq. 3 to 5)."""
+        """See Decoder. Replace the weights of the previous step, where later steps read them, by their posterior given
+        the previous tokens (Shankar and Sarawagi 2019, eq. 3 to 5)."""
         pending = state.hypothesis.pending
         if pending is None:
             return state
@@ -149,8 +159,8 @@ class LatentDecoder(Decoder):
     def posterior(
         self, decoded: Decoded, embedded: Tensor, state: DecoderState, target: Tensor, counted: Tensor, output: Output
     ) -> Tensor | None:
-        """See Decoder. Where the positions form a Markov chain given the words, the posterior given the whole target;
-        else the posterior of each position given the target up to its token."""
+        """See Decoder. Compute the posterior of each position given the target up to its token, or given the whole
+        target if the positions form a Markov chain."""
         posterior, prior = super().posterior(decoded, embedded, state, target, counted, output), decoded.weights
         if not self.chain or state.attended_source().memory.steering is not None:
             return posterior
@@ -161,21 +171,24 @@ class LatentDecoder(Decoder):
     def _smooth(
         self, posterior: Tensor, prior: Tensor, counted: Tensor, embedded: Tensor, state: DecoderState
     ) -> Tensor:
-        """p(s_t | y_1 ... y_t), p(s_t | y_1 ... y_{t-1}) (B, T, S), bool (B, T) False on padding, (B, T, E) ->
-        p(s_t | y_1 ... y_T) (B, T, S), by the backward pass of the forward-backward algorithm."""
+        """Run the backward pass of the forward-backward algorithm -> p(s_t | y_1 ... y_T) (B, T, S).
+
+        posterior: p(s_t | y_1 ... y_t) (B, T, S); prior: p(s_t | y_1 ... y_{t-1}) (B, T, S); counted: bool (B, T),
+        False at padding; embedded: (B, T, E) target.
+        """
         normalizer, memory = cast(FirstOrderNormalizer, self.attention.normalizer), state.attended_source().memory
         hidden, _ = self._run_words(embedded, state)
         energies, keep = self.attention.score(hidden, memory.keys), memory.valid[:, None]
         smoothed = [posterior[:, -1]]
         for t in range(prior.shape[1] - 1, 0, -1):
             later = smoothed[-1] / prior[:, t].masked_fill(prior[:, t] == 0, 1.0)
-            later = later.masked_fill(~counted[:, t, None], 1.0)  # padding tells nothing of earlier positions
+            later = later.masked_fill(~counted[:, t, None], 1.0)  # padding does not change the posterior
             transitions = normalizer.transitions(energies[:, t : t + 1], keep)
             smoothed.append(posterior[:, t - 1] * (transitions * later[:, None]).sum(-1))
         return torch.stack(smoothed[::-1], dim=1)
 
     def _posterior(self, mixture: Mixture, log_probs: Tensor) -> Tensor:
-        """Log-probabilities (B, T, K) of the token -> what later steps read (B, T, K)."""
+        """Compute the weights that later steps read, from log-probabilities of the token: (B, T, K) -> (B, T, K)."""
         posterior = mixture.posterior(log_probs)
         return torch.lerp(posterior, mixture.weights.to(posterior.dtype), self.latent.prior_share)
 
@@ -193,8 +206,11 @@ class LatentDecoder(Decoder):
     def _mix(
         self, output: Tensor, weights: Tensor, word: Tensor, state: DecoderState, averages_losses: bool = False
     ) -> tuple[Mixture, Tensor]:
-        """(B, T, H), (B, T, S), (B, T, E), or all without T and with rows grouped by sentence -> Mixture, and what the
-        readout's activation gets without a context, (B T, P)."""
+        """Mix the readouts of source positions: outputs (B, T, H), weights (B, T, S), words (B, T, E) -> Mixture.
+
+        The inputs may also be those of one step, whose rows (N, ...) are grouped by sentence. Also returns the result
+        of `read_out_partly`, (B * T, P).
+        """
         source = state.attended_source()
         assert source.contexts is not None
         B = source.contexts.shape[0]
@@ -211,20 +227,22 @@ class LatentDecoder(Decoder):
 
 
 class InferenceNetwork(nn.Module):
-    """q(s | x, y) = softmax over s of g_t . W h_s, with g a bidirectional network over the whole target, and h the
-    encoder's states   (Deng et al. 2018, 4; there with a separate encoder).
+    """An inference network: q(s | x, y) = softmax over s of g_t . W h_s   (Deng et al. 2018, section 4).
 
-    The softmax is over the positions where the prior is above 0, so that the divergence from it is finite.
+    g_t are the states of a bidirectional network over the whole target, h_s those of the encoder; in the paper the
+    network has an encoder of its own. The softmax leaves out positions where the prior is 0, so that the divergence
+    from the prior is finite.
     """
 
     def __init__(self, rnn: Recurrent, memory_dim: int, dropout: Dropout, sample: bool) -> None:
-        """sample: one position is drawn from q, instead of all."""
+        """sample: draw one position from q, in place of all positions with their weights."""
         super().__init__()
         self.rnn, self.dropout, self.sample = rnn, dropout, sample
         self.score = GeneralScore(2 * rnn.hidden_size, memory_dim)
 
     def forward(self, embedded: Tensor, lengths: Tensor, states: Tensor, prior: Tensor) -> Inferred:
-        """y_1 ... y_T (B, T, E), int64 (B,), (B, S, M), (B, T, S) -> Inferred."""
+        """Infer the positions from the embedded target y_1 ... y_T (B, T, E), its lengths int64 (B,), encoder states
+        (B, S, M) and the prior (B, T, S)."""
         read, _ = run_rnn(self.rnn, embedded, lengths)
         energies = wide(self.score(self.dropout(read), self.score.keys(states)))
         nowhere = prior.detach() == 0
@@ -239,8 +257,11 @@ class InferenceNetwork(nn.Module):
 
 
 def _of_positions(partial: Tensor, contexts: Tensor, positions: Tensor | None) -> Tensor:
-    """Compute what the activation gets for each source position: (B, T, P) without a context, (B, S, P) of each
-    position's own state, int64 (B, T, K) or None -> (B, T, K or S, P)."""
+    """Add the context term of source positions to the rest of the sum inside the readout's activation.
+
+    partial (B, T, P), contexts (B, S, P), positions int64 (B, T, K) -> (B, T, K, P). Without `positions`, all S
+    positions take the place of K.
+    """
     if positions is None:
         return partial[:, :, None] + contexts[:, None]
     B, T, K = positions.shape

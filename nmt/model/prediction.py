@@ -1,10 +1,11 @@
 """From decoder state and context to the distribution of the next token: readout, output layer, prediction.
 
-A decoder predicts one readout of each step, a mixture of several, or a readout with tokens copied from the source.
+For each step a decoder predicts from one readout, from a mixture of several, or from one readout and source tokens that
+may be copied.
 
 Shapes: C passes over a batch, B sentences, T target positions (or hypotheses of a sentence), S source positions,
-H hidden, M memory, E embedding, K readouts of a position, R readout, P what its activation gets, V vocabulary, L its
-part that a search may use.
+H width of a hidden state, M width of the memory, E width of an embedding, K readouts of a target position, R width of
+the readout, P width of the readout before its activation, V vocabulary, L vocabulary of a shortlist.
 """
 
 from abc import ABC, abstractmethod
@@ -29,15 +30,16 @@ from nmt.ops.output_loss import (
     with_copies,
 )
 
-MIN_NORM = 0.01  # a shorter row of the output table is not normalised to length 1
-NEVER = -1  # in place of a source token that is not copied
+MIN_NORM = 0.01  # fixnorm divides a row of the output layer by its norm, or by this if the norm is smaller
+NEVER = -1  # stands for a source token that cannot be copied
 
 
 class Readout(nn.Module):
-    """attentional: tanh(W [s; c]) (Luong et al. 2015, eq. 5); deep: tanh(W [s; c; y]) (Pascanu et al. 2014);
-    maxout: max over pairs of W [s; c; y] (Goodfellow et al. 2013; Bahdanau et al. 2015, A.2.2).
+    """The layer between the decoder's output s, the context c, the previous word y and the output layer.
 
-    context_dim = 0: no context.
+    attentional: tanh(W [s; c]) (Luong et al. 2015, eq. 5); deep: tanh(W [s; c; y]) (Pascanu et al. 2014);
+    maxout: max over pairs of W [s; c; y] (Goodfellow et al. 2013; Bahdanau et al. 2015, A.2.2). A context_dim of 0
+    leaves c out.
     """
 
     def __init__(
@@ -52,11 +54,11 @@ class Readout(nn.Module):
         self.kind, self.dim = kind, readout_dim
         word_dim = 0 if kind == "attentional" else word_dim
         width = readout_dim * (2 if kind == "maxout" else 1)
-        self.sizes = (state_dim, context_dim, word_dim)  # of the inputs
+        self.sizes = (state_dim, context_dim, word_dim)  # widths of the inputs that are read
         self.proj = Linear(sum(self.sizes), width)
 
     def forward(self, state: Tensor, context: Tensor | None, word: Tensor) -> Tensor:
-        """(..., H), (..., M) or None, (..., E) -> (..., R)."""
+        """Compute the readout: outputs (..., H), contexts (..., M) or None, words (..., E) -> (..., R)."""
         parts = [state]
         if context is not None:
             parts.append(context)
@@ -66,22 +68,23 @@ class Readout(nn.Module):
         return self.activation(projected)
 
     def parts(self) -> tuple[Tensor, Tensor]:
-        """W without the context's columns (P, H + E), and these alone (P, M)."""
+        """Split W by columns: those for output and word (P, H + E), and those for the context (P, M)."""
         of_state, of_context, of_word = torch.split(self.proj.weight, list(self.sizes), dim=1)
         return torch.cat([of_state, of_word], dim=1), of_context.contiguous()
 
     def activation(self, projected: Tensor) -> Tensor:
-        """W [...] (..., P = R or 2 R) -> (..., R)."""
+        """Apply the activation to the product with W: (..., P) -> (..., R), where P is 2 R for maxout and else R."""
         if self.kind == "maxout":
             return projected.reshape(*projected.shape[:-1], -1, 2).amax(-1)
         return torch.tanh(projected)
 
 
 class LexicalModel(nn.Module):
-    """tanh(W f + b) + f with f = tanh(sum over s of a_s e_s), where e_s are the source tokens' embeddings and a_s their
-    attention weights (Nguyen and Chiang 2018, 4): rare words are translated as themselves, not as their neighbours.
+    """A direct path from source words to the readout, which keeps rare words from being translated as their neighbours.
 
-    The result is added to the readout. The paper gives it an output layer of its own; here both share one.
+    Computes tanh(W f + b) + f with f = tanh(sum over s of a_s e_s), where e_s are the embeddings of the source tokens
+    and a_s their attention weights (Nguyen and Chiang 2018, section 4). The decoder adds the result to the readout,
+    while in the paper a second output layer reads it.
     """
 
     def __init__(self, dim: int) -> None:
@@ -89,11 +92,12 @@ class LexicalModel(nn.Module):
         self.proj = Linear(dim, dim)
 
     def forward(self, weights: Tensor, words: Tensor) -> Tensor:
-        """(B, T, S), (B, S, E) -> (B, T, E)."""
+        """Compute the result from weights and embedded source: (B, T, S), (B, S, E) -> (B, T, E)."""
         return self.of_attended(torch.bmm(weights.to(words.dtype), words))
 
     def of_attended(self, words: Tensor) -> Tensor:
-        """sum over s of a_s e_s, or a single e_s: (..., E) -> (..., E)."""
+        """Compute the result from the weighted sum of embeddings, or from the embedding of one position: (..., E) ->
+        (..., E)."""
         attended = torch.tanh(words)
         projected: Tensor = self.proj(attended)
         return torch.tanh(projected) + attended
@@ -102,48 +106,52 @@ class LexicalModel(nn.Module):
 class OutputLayer(NamedTuple):
     """The output layer's parameters, ready for products with any number of readouts."""
 
-    weight: Tensor  # (V, R), one row for each token; in search it may be packed
+    weight: Tensor  # (V, R), one row for each token; a search may pack it
     bias: Tensor  # (V,)
-    scale: Tensor | None  # () of fixnorm
+    scale: Tensor | None  # () the factor g of fixnorm, see Output; None without fixnorm
 
     def operands(self, readouts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(..., R) -> readouts, weight and bias, of which `linear` makes logits."""
+        """Return readouts (..., R), weight and bias, from which `linear` computes logits. With fixnorm, readouts are
+        scaled."""
         scaled = readouts if self.scale is None else self.scale * normalize(readouts, dim=-1)
         return scaled, self.weight, self.bias
 
     def logits(self, readouts: Tensor) -> Tensor:
-        """(..., R) -> (..., V)."""
+        """Compute logits: (..., R) -> (..., V)."""
         return linear(*self.operands(readouts))
 
 
 class Output(Linear):
-    """The output layer: W r + b, or with fixnorm g cos(w_v, r) + b_v, so that frequent words gain nothing by long
-    vectors (Nguyen and Chiang 2018, 3; g is learned and starts at sqrt(R), as in Nguyen and Salazar 2019)."""
+    """The output layer: the logits of a readout r are W r + b.
+
+    With fixnorm they are g cos(w_v, r) + b_v, so that frequent words gain nothing from their long rows w_v (Nguyen and
+    Chiang 2018, section 3). g is learned and starts at sqrt(R), as in Nguyen and Salazar (2019).
+    """
 
     def __init__(self, readout_dim: int, vocabulary: int, fixnorm: bool = False) -> None:
         super().__init__(readout_dim, vocabulary)
         self.scale = nn.Parameter(torch.tensor(readout_dim**0.5)) if fixnorm else None
 
     def forward(self, readouts: Tensor) -> Tensor:
-        """(..., R) -> logits (..., V)."""
+        """Compute logits: (..., R) -> (..., V)."""
         return self.layer().logits(readouts)
 
     def layer(self) -> OutputLayer:
-        """Prepare the parameters for products. (A tied table starts with zeros for padding: `eps` bounds its
-        gradient.)"""
+        """Prepare the parameters for products."""
+        # A tied embedding of padding starts with zeros: `eps` bounds the gradient of its norm.
         weight = self.weight if self.scale is None else normalize(self.weight, dim=-1, eps=MIN_NORM)
         return OutputLayer(weight, self.bias, self.scale)
 
 
 class Components(NamedTuple):
-    """What the distribution of each of n target positions is mixed from, by position."""
+    """The distributions and source tokens from which the distributions of n target positions are mixed."""
 
-    readouts: Tensor  # (n, K, R)
-    shares: Tensor  # (n, K + S) of the readouts' distributions and of the copied tokens; S = 0 without copies
-    tokens: Tensor  # int64 (n, S)
+    readouts: Tensor  # (n, K, R), of which the output layer makes K distributions
+    shares: Tensor  # (n, K + S) share of each of these distributions and of each source token; S = 0 without copying
+    tokens: Tensor  # int64 (n, S) source tokens
 
     def probabilities(self, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
-        """Output layer (V, R), (V,) -> (n, V)."""
+        """Compute the mixed distributions with an output layer (V, R), (V,) -> (n, V)."""
         probs, shares = matmul(self.readouts, weight, bias).softmax(-1, dtype=dtype), self.shares
         if self.tokens.shape[1]:
             shares = shares.to(dtype)
@@ -155,16 +163,18 @@ class Components(NamedTuple):
 
 
 class Prediction(ABC):
-    """The distributions of the next token at T steps of B sentences, before the output layer."""
+    """All that determines, together with an output layer, the distributions of T tokens of B sentences."""
 
-    readouts: Tensor  # (B, T, R), or (B, T, K, R)
+    readouts: Tensor  # (B, T, R), or (B, T, K, R) in a mixture
 
     def loss(
         self, output: OutputLayer, targets: Tensor, pad: int, criterion: Criterion, *by_position: Tensor
     ) -> OutputLoss:
-        """Targets int64 (B, T) of a prediction (C * B, T) in C passes, any number of (B * T, ...) -> the criterion's
-        total over all target tokens and its terms (B, T), 0 on padding. The criterion gets targets and
-        `by_position`."""
+        """Compute the criterion's sum over all target tokens, and its terms (B, T), which are 0 at padding.
+
+        The prediction may hold C passes over the batch: it has C * B rows for targets int64 (B, T). by_position:
+        further tensors (B * T, ...) that the criterion reads after the targets.
+        """
         counted = (targets != pad).flatten()
         total, terms = self._loss(output, targets, counted, criterion, (targets.flatten(), *by_position))
         return OutputLoss(total, {name: term.view(targets.shape) for name, term in terms.items()})
@@ -176,7 +186,7 @@ class Prediction(ABC):
 
     @abstractmethod
     def logits(self, output: OutputLayer) -> Tensor:
-        """Compute logits (B, T, V), which are log-probabilities where distributions are mixed."""
+        """Compute logits (B, T, V). Where several distributions are mixed, these are log-probabilities."""
 
     def log_probs(self, output: OutputLayer) -> Tensor:
         """Compute log-probabilities (B, T, V)."""
@@ -184,21 +194,23 @@ class Prediction(ABC):
 
     @abstractmethod
     def at(self, rows: Tensor, steps: Tensor) -> "Prediction":
-        """Take one step of each of N sentences, int64 (N,) both -> (N, 1, ...)."""
+        """Take step `steps[n]` of row `rows[n]` for each n: int64 (N,), int64 (N,) -> a prediction (N, 1, ...)."""
 
     @abstractmethod
     def components(self) -> Components:
-        """Return what each of the B * T distributions is mixed from."""
+        """Return the components of each of the B * T distributions."""
 
     def posterior_weights(self, weights: Tensor | None, output: OutputLayer, target: Tensor) -> Tensor | None:
-        """Attention weights (B, T, S) -> those given also the tokens y_1 ... y_T, int64 (B, T), of which only a mixture
-        knows more than the weights."""
+        """Compute the attention weights (B, T, S) given also the predicted tokens y_1 ... y_T, int64 (B, T).
+
+        Only a mixture has such a posterior; other predictions return `weights` unchanged.
+        """
         return weights
 
 
 @dataclass(frozen=True)
 class Readouts(Prediction):
-    """One readout of each step; also without T."""
+    """One readout for each step; the dimension T may be absent."""
 
     readouts: Tensor  # (B, T, R)
 
@@ -225,17 +237,20 @@ class Readouts(Prediction):
 
 @dataclass(frozen=True)
 class Mixture(Prediction):
-    """p(y_t) = sum_s a_ts p(y_t | h_s): a readout of each source position, computed from its encoder state instead of
-    the mean context, and its weight (Deng et al. 2018, 2.1; Wu et al. 2018)."""
+    """A mixture over source positions: p(y_t) = sum over s of a_ts p(y_t | h_s).
+
+    Each position s has the weight a_ts and a readout, which is computed from its encoder state h_s in place of the mean
+    context (Deng et al. 2018, 2.1; Wu et al. 2018).
+    """
 
     readouts: Tensor  # (B, T, K, R)
-    weights: Tensor  # (B, T, K), a row sums to 1, or to 0 in a sentence without positions
-    positions: Tensor | None  # int64 (B, T, K); None where K = S, in order
-    averages_losses: bool = False  # do the weights average losses (the evidence lower bound), not probabilities?
+    weights: Tensor  # (B, T, K); a row sums to 1, or to 0 in a sentence without source positions
+    positions: Tensor | None  # int64 (B, T, K) source positions; None if they are all S positions in order
+    averages_losses: bool = False  # do weights average losses (for the evidence lower bound) or probabilities?
 
     @property
     def parts(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Readouts, weights and positions."""
+        """Return readouts, weights and positions."""
         return self.readouts, self.weights, self.positions
 
     def _loss(
@@ -264,14 +279,14 @@ class Mixture(Prediction):
         return Components(rows, self.weights.flatten(0, 1), rows.new_empty(len(rows), 0, dtype=torch.int64))
 
     def token_log_probs(self, output: OutputLayer, tokens: Tensor) -> Tensor:
-        """Compute log p(y_t | h_s) of tokens, int64 of B * T elements -> (B, T, K), where there is weight."""
+        """Compute log p(y_t | h_s) of tokens y_t, int64 with B * T elements -> (B, T, K), where weights are above 0."""
         operands = output.operands(self.readouts.flatten(0, 1))
         log_probs = target_log_probs(*operands, self.weights.flatten(0, 1), tokens.flatten())
         return log_probs.view_as(self.weights)
 
     def posterior(self, log_probs: Tensor) -> Tensor:
-        """Log-probabilities (B, T, K) of a token -> p(s | token) (B, T, K) by Bayes' rule   (Shankar and Sarawagi 2019,
-        eq. 3)."""
+        """Compute p(s | token) by Bayes' rule from the token's log-probabilities: (B, T, K) -> (B, T, K)   (Shankar and
+        Sarawagi 2019, eq. 3)."""
         nowhere = self.weights == 0
         joint = (self.weights.masked_fill(nowhere, 1.0).log() + log_probs).masked_fill(nowhere, torch.finfo().min)
         return joint.softmax(-1).masked_fill(nowhere, 0.0)
@@ -281,7 +296,7 @@ class Mixture(Prediction):
         return self.spread(self.posterior(self.token_log_probs(output, target)), weights.shape[-1])
 
     def spread(self, weights: Tensor, length: int) -> Tensor:
-        """Other weights (B, T, K) of the same positions -> (B, T, S)."""
+        """Place weights (B, T, K) at the source positions of this mixture -> (B, T, S)."""
         if self.positions is None:
             return weights
         return weights.new_zeros(*weights.shape[:2], length).scatter(-1, self.positions, weights)
@@ -289,11 +304,11 @@ class Mixture(Prediction):
 
 @dataclass(frozen=True)
 class Copying(Prediction):
-    """One readout of each step, and source tokens that may be copied (See et al. 2017, 2.2; Gu et al. 2016)."""
+    """One readout for each step, and source tokens that may be copied (See et al. 2017, 2.2; Gu et al. 2016)."""
 
     readouts: Tensor  # (B, T, R)
-    shares: Tensor  # (B, T, 1 + S) of the output layer's prediction and of each source token, a row sums to 1
-    source: Tensor  # int64 (B, S) tokens; any token where the share is always 0
+    shares: Tensor  # (B, T, 1 + S) share of the output layer's distribution and of each source token; a row sums to 1
+    source: Tensor  # int64 (B, S) source tokens; 0 for a token that cannot be copied, whose share is 0
 
     def _loss(
         self, output: OutputLayer, targets: Tensor, counted: Tensor, criterion: Criterion, others: tuple[Tensor, ...]
@@ -301,7 +316,7 @@ class Copying(Prediction):
         B, T = targets.shape
         rows, shares = (part.reshape(-1, B * T, part.shape[-1]) for part in (self.readouts, self.shares))
         sentences = torch.arange(B, device=targets.device).repeat_interleave(T)
-        mixed = with_copies(criterion, self.source[:B])  # the same in all passes
+        mixed = with_copies(criterion, self.source[:B])  # all passes have the same source tokens
         return output_loss(*output.operands(rows), counted, mixed, sentences, *others, shares=shares)
 
     def logits(self, output: OutputLayer) -> Tensor:
@@ -319,12 +334,12 @@ class Copying(Prediction):
 class CopyGate(nn.Module):
     """p(w) = g p_vocab(w) + (1 - g) sum of a_s over the positions s with source token w   (See et al. 2017, eq. 9).
 
-    g = sigmoid(v . r + b) of the readout r, which is made of the context, the decoder's output and, unless it is
-    attentional, the previous word; eq. 8 reads these by themselves. So the gate is one more row beside the output
-    layer's, and a model prepared for search, whose contexts are multiplied with its weights, needs nothing else.
+    The gate g = sigmoid(v . r + b) reads the readout r; in eq. 8 it reads context, decoder output and previous word
+    themselves. So it takes one row beside those of the output layer, and a model that is prepared for search needs no
+    further products.
 
-    What the attention does not give to a word goes to p_vocab: the weight on </s>, which is never copied, and what a
-    window or monotonic reading leaves below 1.
+    Attention that cannot be copied goes to p_vocab: the weight on </s>, and the rest where the weights of a window or
+    of a monotonic alignment sum to less than 1.
     """
 
     def __init__(self, readout_dim: int) -> None:
@@ -332,23 +347,26 @@ class CopyGate(nn.Module):
         self.proj = Linear(readout_dim, 1)
 
     def forward(self, readouts: Tensor, weights: Tensor, source: Tensor) -> Copying:
-        """(B, T, R), attention (B, T, S), int64 (B, S) tokens or NEVER -> Copying."""
+        """Predict from readouts (B, T, R), attention weights (B, T, S) and the result of `copyable`, int64 (B, S)."""
         logit = self.proj(readouts)
         logit, never = wide(logit), source == NEVER
         weights = weights.to(logit.dtype).masked_fill(never[:, None], 0.0)
         left = (1 - weights.sum(-1, keepdim=True)).clamp_min(0.0)
-        copies = torch.sigmoid(-logit)  # 1 - g, exact where g is nearly 1
+        copies = torch.sigmoid(-logit)  # 1 - g, without the rounding error of that difference where g is nearly 1
         shares = torch.cat([torch.sigmoid(logit) + copies * left, copies * weights], dim=-1)
         return Copying(readouts, shares, source.masked_fill(never, 0))
 
 
 def copyable(source: Tensor, valid: Tensor) -> Tensor:
-    """int64 (B, S), bool (B, S) -> (B, S) with NEVER for </s>, the last valid token of each, and padding."""
+    """Replace by NEVER what cannot be copied, </s> and padding: source int64 (B, S), valid bool (B, S) -> (B, S).
+
+    The last valid token of each sentence is </s>.
+    """
     words = torch.cat([valid[:, 1:], torch.zeros_like(valid[:, :1])], dim=1)
     return source.masked_fill(~words, NEVER)
 
 
 def within(source: Tensor, vocabulary: Tensor) -> Tensor:
-    """int64 (B, S), an ascending vocabulary (L,) -> (B, S) positions in it, NEVER for tokens that it lacks."""
+    """Find source tokens, int64 (B, S), in an ascending vocabulary (L,) -> (B, S) indices, NEVER for tokens outside."""
     positions = torch.searchsorted(vocabulary, source).clamp_max(len(vocabulary) - 1)
     return torch.where(vocabulary[positions] == source, positions, NEVER)

@@ -1,6 +1,7 @@
 """The translation model: embeddings, encoder, bridge, decoder, output layer. And ensembles of several models.
 
-Shapes: B batch, S source positions, T target positions, E embedding, R readout, V vocabulary, K models.
+Shapes: B batch, S source positions, T target positions, E width of an embedding, R width of the readout, V vocabulary,
+K models.
 """
 
 from collections.abc import Sequence
@@ -22,30 +23,32 @@ from nmt.ops.output_loss import Criterion, OutputLoss, cross_entropy
 
 
 class EmbeddingDropout(Dropout):
-    """Drops whole embedded tokens with probability `words` (Sennrich et al. 2016, the Edinburgh systems), then elements
-    with probability p. The rest is divided by the probability of being kept, as in Nematus."""
+    """Drops whole embedded tokens with probability `words`, then single elements with probability p.
+
+    Dropping whole tokens comes from Sennrich et al. (2016, the Edinburgh systems). What remains is divided by the
+    probability of being kept, as in Nematus.
+    """
 
     def __init__(self, p: float, words: float = 0.0) -> None:
         super().__init__(p)
         self.words = words
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(..., E) -> (..., E)."""
         if self.training and self.words:
             inputs = inputs * dropout(torch.ones_like(inputs[..., 0]), self.words, training=True)[..., None]
         return super().forward(inputs)
 
 
 class Forced(NamedTuple):
-    """Result of forced decoding."""
+    """The result of forced decoding."""
 
-    log_probs: Tensor  # (B, T) of their tokens, 0 on padding
-    weights: Tensor | None  # (B, T, S), row t used to produce token t; with latent positions their posterior
+    log_probs: Tensor  # (B, T) log-probability of each target token; 0 at padding
+    weights: Tensor | None  # (B, T, S) attention weights, or their posterior with a latent alignment; None without any
     detail: Detail | None = None
 
 
 class Seq2Seq(nn.Module):
-    """p(y | x), token by token. The token id `pad` marks padding."""
+    """The model p(y | x): it predicts the target y token by token from the source x."""
 
     def __init__(
         self,
@@ -69,17 +72,17 @@ class Seq2Seq(nn.Module):
 
     @property
     def models(self) -> "tuple[Seq2Seq, ...]":
-        """The models that predict together: this one; see Ensemble."""
+        """The models that predict together. Only an Ensemble has several."""
         return (self,)
 
     @property
     def attends(self) -> bool:
-        """Check if the model has an attention."""
+        """Return whether the model has an attention."""
         return self.decoder.attention is not None
 
     @property
     def has_copy_gate(self) -> bool:
-        """Check if the model copies source tokens, whose ids must then be those of target tokens."""
+        """Return whether the model copies source tokens. Source and target then share one vocabulary."""
         return self.decoder.copy is not None
 
     def record_log_weights(self) -> None:
@@ -90,26 +93,30 @@ class Seq2Seq(nn.Module):
                     module.with_log_weights = True
 
     def encode(self, source: Tensor, lengths: Tensor) -> DecoderState:
-        """int64 (B, S), int64 (B,) -> the decoder's initial state. The lengths are on the CPU, or for a CUDA graph
-        on the GPU."""
+        """Encode source tokens int64 (B, S) with lengths int64 (B,) -> the decoder's initial state.
+
+        The lengths are on the CPU, or on the GPU for a CUDA graph.
+        """
         return self.encode_embedded(self.source_embedding(source), lengths, source)
 
     def encode_embedded(self, embedded: Tensor, lengths: Tensor, source: Tensor) -> DecoderState:
-        """(B, S, E), int64 (B,), int64 (B, S) -> the decoder's initial state. source: the tokens that may be copied,
-        NEVER for one that may not."""
+        """Encode embedded source tokens (B, S, E) with lengths int64 (B,) -> the decoder's initial state.
+
+        source: int64 (B, S) the tokens, of which a copy gate may copy.
+        """
         words = self.dropout(embedded)
         encoded = self.encoder(words, lengths)
         return self.decoder.start(self.bridge(encoded.summary), encoded, self.decoder.prepare(), source, words)
 
     def forward(self, source: Tensor, lengths: Tensor, target: Tensor, target_out: Tensor | None = None) -> Decoded:
-        """int64 (B, S), (B,), (B, T) = <s> y_1 ... y_{T-1} -> readouts (B, T, R), weights (B, T, S) or None.
+        """Teacher-force: source int64 (B, S), lengths (B,), target (B, T) = <s> y_1 ... y_{T-1} -> Decoded.
 
-        With `target_out`, int64 (B, T) = y_1 ... y_T, an inference network gives the weights of a latent position.
+        target_out: int64 (B, T) = y_1 ... y_T, from which an inference network infers the latent alignment in training.
         """
         return self.decode(target, self.encode(source, lengths), target_out)
 
     def decode(self, target: Tensor, state: DecoderState, target_out: Tensor | None = None) -> Decoded:
-        """int64 (B, T) = <s> y_1 ... y_{T-1}, the state before the first step; see `forward`."""
+        """Teacher-force from the state before the first step. The other arguments are those of `forward`."""
         embedded = self._embed_target(target)
         infer: Infer | None = None
         if self.inference is not None and target_out is not None:
@@ -117,7 +124,7 @@ class Seq2Seq(nn.Module):
         return self.decoder.teacher_force(embedded, state, target, self.output, infer)
 
     def _infer(self, target_out: Tensor, state: DecoderState, prior: Tensor) -> Inferred:
-        """int64 (B, T) = y_1 ... y_T, the state, the prior (B, T, S) -> what the inference network says."""
+        """Run the inference network: y_1 ... y_T int64 (B, T), prior (B, T, S) -> its distribution over positions."""
         assert self.inference is not None
         lengths = target_out.ne(int(self.target_embedding.padding_idx or 0)).sum(1)
         embedded = self._embed_target(target_out)
@@ -127,12 +134,12 @@ class Seq2Seq(nn.Module):
     def loss(
         self, prediction: Prediction, targets: Tensor, pad: int, criterion: Criterion, *by_position: Tensor
     ) -> OutputLoss:
-        """See Prediction.loss."""
+        """Compute a criterion with this model's output layer. The arguments are those of `Prediction.loss`."""
         return prediction.loss(self.output.layer(), targets, pad, criterion, *by_position)
 
     @torch.no_grad()
     def log_probs(self, prediction: Prediction, targets: Tensor, pad: int) -> Tensor:
-        """int64 (B, T) = y_1 ... y_T -> log p(y_t | y_1 ... y_{t-1}, x) (B, T), 0 on padding."""
+        """Compute log p(y_t | y_1 ... y_{t-1}, x) of y_1 ... y_T, int64 (B, T) -> (B, T), 0 at padding."""
         return -self.loss(prediction, targets, pad, _negative_log_likelihood).terms["nll"]
 
     def force(
@@ -145,8 +152,11 @@ class Seq2Seq(nn.Module):
         steering: Steering | None = None,
         detailed: bool = False,
     ) -> Forced:
-        """Forced decoding: int64 (B, S), (B,), (B, T) = <s> y_1 ... y_{T-1}, (B, T) = y_1 ... y_T ->
-        log-probabilities, attention weights and, if `detailed`, their detail. The targets are padded with `pad`."""
+        """Score given targets by forced decoding.
+
+        source: int64 (B, S) with lengths (B,); target_in: int64 (B, T) = <s> y_1 ... y_{T-1}; target_out: int64 (B, T)
+        = y_1 ... y_T, both padded with `pad`; detailed: also return the attention's `Detail`.
+        """
         state = self.encode(source, lengths)
         state = state if steering is None else state.steered(steering)
         decoded = self.decode(target_in, state.detailed() if detailed else state)
@@ -156,8 +166,10 @@ class Seq2Seq(nn.Module):
         return Forced(self.log_probs(decoded.prediction, target_out, pad), weights, detail)
 
     def step(self, tokens: Tensor, state: DecoderState) -> StepOutput[DecoderState]:
-        """int64 (B,) previous tokens -> logits of the next token, attention weights, next state. The plain way: a
-        search prepares the model first, see nmt.translate.prepared_model."""
+        """Predict the next token from the previous tokens, int64 (N,).
+
+        A search does not call this method: it prepares the model first, see nmt.translate.prepared_model.
+        """
         layer = self.output.layer()
         prediction, weights, state = self.decoder.step(
             self._embed_target(tokens), self.decoder.observe(state, tokens, layer)
@@ -165,19 +177,19 @@ class Seq2Seq(nn.Module):
         return StepOutput(prediction.logits(layer).flatten(0, -2), weights, state)
 
     def _embed_target(self, tokens: Tensor) -> Tensor:
-        """int64 (...) -> (..., E), after dropout."""
+        """Embed tokens with dropout: int64 (...) -> (..., E)."""
         embedded: Tensor = self.dropout(self.target_embedding(tokens))
         return embedded
 
 
 def _negative_log_likelihood(logits: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """(1, n, V), int64 (n,) -> (n,)."""
+    """A criterion: logits (1, n, V), targets int64 (n,) -> losses (n,)."""
     _, nll = cross_entropy(logits[0], targets)
     return nll, {"nll": nll}
 
 
 class EnsembleState(NamedTuple):
-    """The state of each model's decoder."""
+    """The states of the models' decoders."""
 
     members: tuple[DecoderState, ...]
 
@@ -186,7 +198,7 @@ class EnsembleState(NamedTuple):
         return self._replace(members=tuple(member.steered(steering) for member in self.members))
 
     def select(self, index: Tensor) -> Self:
-        """Take the rows `index` of the batch, which may repeat."""
+        """Take rows; see nmt.model.decoder.State."""
         return self._replace(members=tuple(member.select(index) for member in self.members))
 
     def branch(self, index: Tensor, sentences: Tensor | None) -> Self:
@@ -195,24 +207,26 @@ class EnsembleState(NamedTuple):
 
 
 class SearchEnsemble:
-    """p(y_t | y_<t, x) = 1/K sum_k p_k(y_t | y_<t, x)   (ensembles: Sutskever et al. 2014, 3.6).
+    """An ensemble in a search: p(y_t | y_<t, x) = 1/K sum over k of p_k(y_t | y_<t, x)   (Sutskever et al. 2014, 3.6).
 
-    The models may differ in everything but their vocabularies. Attention weights are averaged over the models that have
-    an attention.
+    The K models may differ in everything but their vocabularies. Attention weights are averaged over the models that
+    have an attention.
     """
 
     def __init__(self, members: Sequence[Any]) -> None:
-        """members: models that encode and step as a Seq2Seq does, or as one prepared for search."""
+        """members: models with the methods `encode` and `step`, plain ones or models prepared for search."""
         self.members = tuple(members)
 
     def encode(self, source: Tensor, lengths: Tensor, *vocabulary: Tensor) -> EnsembleState:
-        """int64 (B, S), int64 (B,) on the CPU -> the decoders' states before their first step. vocabulary: see
-        SearchModel.encode."""
+        """Encode source tokens int64 (B, S) with lengths int64 (B,) on the CPU -> the decoders' initial states.
+
+        vocabulary: see SearchModel.encode.
+        """
         return EnsembleState(tuple(member.encode(source, lengths, *vocabulary) for member in self.members))
 
     def step(self, tokens: Tensor, state: EnsembleState) -> StepOutput[EnsembleState]:
-        """Previous tokens, int64 (B,) -> logarithm of the members' mean probabilities of the next token, float32
-        (B, V), their mean attention (B, S), and the next state."""
+        """Predict the next token from the previous tokens, int64 (N,) -> log of the mean probabilities, float32
+        (N, V), as logits; mean attention (N, S); next state."""
         steps = [member.step(tokens, its_state) for member, its_state in zip(self.members, state.members, strict=True)]
         log_probs = log_mean([step.logits.log_softmax(-1, dtype=torch.float32) for step in steps])
         return StepOutput(log_probs, _mean([s.weights for s in steps]), EnsembleState(tuple(s.state for s in steps)))
@@ -229,12 +243,12 @@ class Ensemble(nn.Module, SearchEnsemble):
 
     @property
     def attends(self) -> bool:
-        """Check if any model has an attention."""
+        """Return whether any model has an attention."""
         return any(member.attends for member in self.members)
 
     @property
     def has_copy_gate(self) -> bool:
-        """Check if any model copies source tokens."""
+        """Return whether any model copies source tokens."""
         return any(model.has_copy_gate for model in self.models)
 
     def force(
@@ -247,13 +261,13 @@ class Ensemble(nn.Module, SearchEnsemble):
         steering: Steering | None = None,
         detailed: bool = False,
     ) -> Forced:
-        """As Seq2Seq.force: the logarithm of each token's mean probability, the mean attention, no detail."""
+        """Score targets like Seq2Seq.force, by the mean of the models' probabilities and attention; without detail."""
         forced = [member.force(source, lengths, target_in, target_out, pad, steering) for member in self.models]
         return Forced(log_mean([member.log_probs for member in forced]), _mean([member.weights for member in forced]))
 
 
 def log_mean(log_probs: Sequence[Tensor]) -> Tensor:
-    """K x (...) log-probabilities -> log(1/K sum_k exp(...)), exact if all are equal."""
+    """Compute the log of the mean of K probabilities from their logs (...). The result is exact if all are equal."""
     highest = reduce(torch.maximum, log_probs)
     total = torch.zeros_like(highest)
     for member in log_probs:
