@@ -25,22 +25,22 @@ from nmt.translate.guidance import make_guidance, prefix_tokens, steer
 from nmt.translate.search import Attend
 from nmt.translate.translator import Translation, Translator
 
-COPIES = 32  # of a sentence pair in a batch, one for each target token whose gradient is computed
+COPIES = 32  # copies of a sentence pair in a batch; each gives the gradient of one target token
 
 
 @dataclass(frozen=True)
 class Explanation:
     """What a model does with one sentence pair. Positions count from 0."""
 
-    source_tokens: list[str]  # pieces, </s> last
-    tokens: list[str]  # pieces, </s> last
+    source_tokens: list[str]  # pieces of the source, </s> last
+    tokens: list[str]  # pieces of the translation, </s> last
     token_log_probs: list[float]  # natural logarithms
-    alignment: NDArray[np.float32] | None  # (T, S) attention; with a latent position its posterior; None without
-    heads: NDArray[np.float32] | None  # (N, T, S), of two heads or more
-    centres: list[float] | None  # of each step's window, if the attention is local
-    reach: int | None  # of the window to either side
-    stops: list[int | None] | None  # where monotonic reading stopped; None: it read past the end
-    saliency: NDArray[np.floating[Any]] | None  # (T, S), shares of the gradient norms: each row sums to 1
+    alignment: NDArray[np.float32] | None  # (T, S) weights, or their posterior; None without attention
+    heads: NDArray[np.float32] | None  # (N, T, S) weights of N heads; None with a single head
+    centres: list[float] | None  # centre of each step's window; None unless the attention is local
+    reach: int | None  # positions of the window on either side of its centre
+    stops: list[int | None] | None  # position where each step of a monotonic attention stopped; None past the end
+    saliency: NDArray[np.floating[Any]] | None  # (T, S) shares of the gradient norms; each row sums to 1
 
     @property
     def log_prob(self) -> float:
@@ -132,7 +132,7 @@ def _target(translator: Translator, target: str | Sequence[str]) -> tuple[list[i
 
 
 def saliency(model: Seq2Seq, batch: Batch) -> NDArray[np.floating[Any]]:
-    """Compute shares of the gradient norms (T, S) of a batch of one pair: each row sums to 1."""
+    """Compute the shares of the gradient norms of one pair (T, S); each row sums to 1."""
     norms = gradient_norms(model, batch)
     totals = norms.sum(1, keepdims=True)
     shares: NDArray[np.floating[Any]] = norms / np.where(totals > 0, totals, 1.0)
@@ -175,7 +175,7 @@ def token_log_probs(model: Seq2Seq, batch: Batch, embedded: Tensor, source: Tens
 
 
 class AttentionStatistics(NamedTuple):
-    """Means over the target tokens of several sentences.
+    """Statistics of attention weights, averaged over the target tokens of several sentences.
 
     Rows are normalised; rows of zeros (monotonic attention past the end) are left out.
     """
@@ -185,7 +185,7 @@ class AttentionStatistics(NamedTuple):
 
 
 def attention_statistics(alignments: Sequence[Weights]) -> AttentionStatistics:
-    """Average over the attention (T, S) of one or more sentences; of multi-head attention give the mean over heads."""
+    """Average over the attention weights (T, S) of sentences; with several heads, pass the mean over the heads."""
     entropies, on_end = [np.zeros(0)], [np.zeros(0)]
     for weights in alignments:
         rows = weights[weights.any(1)]

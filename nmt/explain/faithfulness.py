@@ -29,18 +29,18 @@ from nmt.translate.translator import Translator
 
 Array = NDArray[np.floating[Any]]
 
-MASKS = 5  # source tokens that a masking curve masks
-TOKENS = 4096  # of the longer side in a batch of masked copies
-ORDERS = ("attention", "saliency", "random")  # in which source tokens are masked
+MASKS = 5  # a masking curve masks up to this many source tokens
+TOKENS = 4096  # a batch of masked copies has at most this many tokens on the longer side
+ORDERS = ("attention", "saliency", "random")  # the orders in which source tokens are masked
 FIGURES = ("tau", "aer_attention", "aer_saliency", "area_attention", "area_saliency", "area_random")
 
 
 class PairFigures(NamedTuple):
-    """The figures of one sentence pair; without attention, curves and links are by saliency and at random only."""
+    """The figures of one sentence pair. A model without attention has no entries "attention"."""
 
-    tau: Array | None  # (T,), NaN where undefined; None without attention
-    curves: dict[str, Array]  # by order, (T, K + 1)
-    links: dict[str, set[Link]]  # by view, between words
+    tau: Array | None  # (T,) rank correlation of attention and saliency, NaN where undefined; None without attention
+    curves: dict[str, Array]  # (T, K + 1) masking curve by order of masking
+    links: dict[str, set[Link]]  # links between words, from attention and from saliency
 
 
 def faithfulness(
@@ -95,7 +95,7 @@ def measure_pair(translator: Translator, source: str, reference: str, number: in
 def _curves(model: Seq2Seq, batch: Batch, orders: Mapping[str, NDArray[np.int64]]) -> dict[str, Array]:
     """Mask source tokens of a batch of one pair in the given orders: positions (T, n) -> masking curves (T, K + 1)."""
     S, T = batch.source.shape[1], batch.target_out.shape[1]
-    masks = [np.zeros((T, 1, S), bool)]  # the first copy of each target token is whole
+    masks = [np.zeros((T, 1, S), bool)]  # the first copy of each target token masks nothing
     masks += [np.logical_or.accumulate(np.eye(S, dtype=bool)[order], axis=1) for order in orders.values()]
     rows = np.repeat(np.arange(T), sum(mask.shape[1] for mask in masks))[:, None]
     wanted = np.concatenate([rows, np.concatenate(masks, axis=1).reshape(-1, S)], axis=1)
@@ -144,7 +144,7 @@ def kendall_tau(first: Array, second: Array) -> Array:
     (concordant - discordant) / sqrt((pairs - ties in first) (pairs - ties in second))   (Kendall 1945).
     """
     agreement, untied_first, untied_second = np.zeros((3, len(first)))
-    for lag in range(1, first.shape[1]):  # all pairs of positions at this distance
+    for lag in range(1, first.shape[1]):  # compares all pairs of positions at this distance
         signs = np.sign(first[:, lag:] - first[:, :-lag])
         other_signs = np.sign(second[:, lag:] - second[:, :-lag])
         agreement += (signs * other_signs).sum(1)
@@ -181,7 +181,7 @@ Share = Annotated[float, Field(ge=0, le=1, strict=True)]
 
 
 class Figures(BaseModel):
-    """The entry of results.json, which may come from a stranger; further values are ignored."""
+    """The entry of results.json, whose values may have been edited; further values in it are ignored."""
 
     sentences: Annotated[int, Field(gt=0, le=10**9, strict=True)]
     tau: Annotated[float, Field(ge=-1, le=1, strict=True)] | None
@@ -197,7 +197,7 @@ class Figures(BaseModel):
 
 
 def read_figures(values: object) -> dict[str, Any]:
-    """Read the figures of a run from its results.json, AER in percent; {} for a run without.
+    """Read the figures of a run from its results.json, AER in percent; {} if the run has none.
 
     Raises ValueError for anything else.
     """

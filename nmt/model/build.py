@@ -59,15 +59,17 @@ CELLS: dict[str, type[Recurrent]] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LS
 
 
 def build_model(config: schema.Model, source_vocab: int, target_vocab: int, pad: tuple[int, int]) -> Seq2Seq:
-    """Build a new model with random parameters from torch's global generator; `pad` = source and target padding ids."""
+    """Build a new model with random parameters from torch's global generator. pad: ids of source and target padding."""
     model = _modules(config, source_vocab, target_vocab, pad)
     initialize(model)
     return model
 
 
 def build_unfilled(config: schema.Model, source_vocab: int, target_vocab: int, pad: tuple[int, int]) -> Seq2Seq:
-    """Build the same model with uninitialised parameters, to be filled from a checkpoint. Skipping torch.nn.init avoids
-    importing torch's compiler on the device "meta", which takes a second."""
+    """Build the same model with uninitialised parameters, to be filled from a checkpoint.
+
+    On the device "meta", the functions of torch.nn.init would import torch's compiler, which takes a second.
+    """
     with _Unfilled():
         return _modules(config, source_vocab, target_vocab, pad)
 
@@ -112,17 +114,20 @@ def _modules(config: schema.Model, source_vocab: int, target_vocab: int, pad: tu
         embedding_dropout=EmbeddingDropout(embedding.dropout, embedding.word_dropout),
     )
     if model.inference is not None:
-        model.record_log_weights()  # of the prior, for the divergence from it
+        model.record_log_weights()  # the objective has the divergence of q from this prior
     return model
 
 
 @torch.no_grad()
 def initialize(model: Seq2Seq) -> None:
-    """Glorot-uniform matrices, orthogonal recurrent ones (Saxe et al. 2014), zero biases, embeddings of about unit
-    length, zero for padding. Scalars and layer norms keep their own initial values.
+    """Set all parameters to random initial values.
 
-    An LSTM's input and output gates are half open at first, so that its output is about a quarter of its candidate, and
-    a stack of layers hardly sees the words. The candidate's input weights are therefore 4 times as large."""
+    Matrices are Glorot-uniform, recurrent matrices orthogonal (Saxe et al. 2014), biases zero. Embeddings have a length
+    of about 1, that of padding 0. Scalars and layer norms keep the initial values of their modules.
+
+    At first, an LSTM's input and output gates are half open, so that its output is about a quarter of its candidate and
+    a stack of layers hardly sees the words. Therefore the candidate's input matrix is multiplied by 4.
+    """
     embeddings = {model.source_embedding, model.target_embedding}
     tables = [embedding.weight for embedding in embeddings]
     for name, parameter in model.named_parameters():
@@ -137,7 +142,7 @@ def initialize(model: Seq2Seq) -> None:
             for gate in gates:
                 nn.init.xavier_uniform_(gate)
             if len(gates) == 4:  # noqa: PLR2004
-                gates[2].mul_(4)  # the candidate's
+                gates[2].mul_(4)  # the candidate of an LSTM
         elif parameter.dim() > 1:
             nn.init.xavier_uniform_(parameter)
         else:
@@ -177,7 +182,7 @@ def _decoder(config: schema.Model, encoder: Encoder) -> Decoder:
         context_dim = encoder.output_dim
     elif config.attention.context == "every_step":
         context_dim = fixed_dim = encoder.summary_dim
-    # The input is [word; fixed vector, or context if the decoder attends before the step; previous readout if fed].
+    # The input is [word; fixed vector, or the context with attend=before; previous readout with input feeding].
     has_context = attention is None or decoder.attend == "before"
     input_dim = word_dim + (context_dim if has_context else 0) + (decoder.readout_dim if decoder.input_feeding else 0)
     upper = None
@@ -245,8 +250,7 @@ def _upper_layers(network: schema.Network, input_dims: list[int]) -> UpperLayers
 def build_attention(
     config: schema.ScoredAttention | schema.EncoderSelfAttention, query_dim: int, memory_dim: int
 ) -> Attention | MultiHeadAttention:
-    """Build an attention of queries (B, T, query_dim) over states (B, S, memory_dim); contexts are
-    (B, T, memory_dim)."""
+    """Build an attention of queries (B, T, query_dim) over states (B, S, memory_dim) -> contexts (B, T, memory_dim)."""
     projection = config.projection
     if isinstance(projection, schema.NoHeads):
         return _attention(config, query_dim, memory_dim)

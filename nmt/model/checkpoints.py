@@ -1,7 +1,7 @@
 """Checkpoint files, and models of runs: from configuration and tokenizers, with the parameters of a checkpoint.
 
-safetensors holds the parameters of a validation, torch's format the full state of training. Loading either executes no
-code of the file and allocates memory only in proportion to the file's size.
+The parameters of a validation are a safetensors file, the full state of training is a file in torch's format. Loading
+either file executes no code in it, and allocates memory only in proportion to its size.
 """
 
 import errno
@@ -27,7 +27,7 @@ from nmt.system.files import raise_system_error, read_bytes, write_atomically
 from nmt.system.machine import is_out_of_memory
 from nmt.system.run import RunDirectory
 
-BEST, LAST = "best.safetensors", "last.pt"  # of the best validation; to resume from
+BEST, LAST = "best.safetensors", "last.pt"  # the best validation's parameters; the state from which a run resumes
 METADATA = "nmt"  # the key under which a safetensors file holds all that is not a tensor, as JSON
 MAX_METADATA = 2**20  # bytes
 MAX_WEIGHTS = 2**36  # bytes
@@ -36,7 +36,10 @@ UNFIT = "is corrupt, or the checkpoint of another model"
 
 
 def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
-    """Write a checkpoint atomically: as .safetensors {"model": weights, and values for JSON}, as .pt any state."""
+    """Write a checkpoint atomically, in the format of the suffix.
+
+    A .safetensors file takes {"model": parameters} and values for JSON, a .pt file takes any state.
+    """
     if path.suffix == Path(BEST).suffix:
         write_atomically(path, to_safetensors(state))
     else:
@@ -44,7 +47,7 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Read what save_checkpoint wrote. Raises ValueError for anything else or a flipped bit, else OSError."""
+    """Read a checkpoint. Raises OSError if the system cannot read the file, ValueError if its content is damaged."""
     try:
         state = _from_safetensors(path) if path.suffix == Path(BEST).suffix else _from_torch(path)
     except Exception as error:  # a damaged file can raise nearly anything
@@ -58,7 +61,10 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def to_safetensors(state: Mapping[str, Any]) -> bytes:
-    """Tied weights are stored once; the metadata names their aliases, and a digest that detects flipped bits."""
+    """Encode a checkpoint as a safetensors file.
+
+    Tied parameters are stored once, and the metadata names their aliases. A digest there detects flipped bits.
+    """
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     first: dict[tuple[int, torch.Size], str] = {}
@@ -105,7 +111,7 @@ def _from_torch(path: Path) -> Any:  # noqa: ANN401
         if damaged := archive.testzip():
             raise ValueError(f"the checksum of {damaged} differs")
         if any(b"bytearray" in archive.read(record) for record in records if record.filename.endswith(".pkl")):
-            raise ValueError("a bytearray")  # torch.load would allocate any size that one claims
+            raise ValueError("a bytearray")  # torch.load would allocate the size that a bytearray states
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
@@ -127,10 +133,10 @@ def load_weights(model: Seq2Seq, path: Path) -> None:
 
 
 def load_model(config: schema.TrainConfig, tokenizers: Tokenizers, path: Path) -> tuple[Seq2Seq, dict[str, Any]]:
-    """Load a model with the parameters of a checkpoint; return both. Raises UserError if the two do not fit.
+    """Load a model with the parameters of a checkpoint, and return model and checkpoint.
 
-    The shapes are compared before the model is allocated, so a configuration cannot ask for more memory than the
-    checkpoint has.
+    The shapes are compared before the model is allocated, so that a configuration cannot ask for more memory than the
+    checkpoint has. Raises UserError if the checkpoint does not fit the configuration.
     """
     checkpoint = _read(path)
     weights = checkpoint.get("model")
@@ -155,7 +161,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _check_fit(model: Seq2Seq, checkpoint: dict[str, Any], path: Path) -> None:
-    """Raises UserError unless a checkpoint has the model's weights, all finite, and its step and scores."""
+    """Raise UserError unless a checkpoint has finite parameters of the model's form, a step and scores."""
     weights = checkpoint.get("model", {})
     if not same_form(weights, model.state_dict()):
         raise UserError(f"{path}: {UNFIT}")
@@ -169,7 +175,7 @@ def _check_fit(model: Seq2Seq, checkpoint: dict[str, Any], path: Path) -> None:
 
 
 def same_form(weights: Any, own: dict[str, Tensor]) -> bool:  # noqa: ANN401
-    """Check if these parameters have the names and shapes of a model's own, and its types or those of fp16."""
+    """Return whether `weights` have the names and shapes of a model's parameters `own`, and their types or float16."""
     if not isinstance(weights, dict) or weights.keys() != own.keys():
         return False
     return all(

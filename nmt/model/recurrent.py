@@ -2,8 +2,9 @@
 
 The part of the gates that depends on the input alone is computed for all steps in one product.
 
-Shapes: B batch, T positions (S of a source), I inputs, E embedding, H hidden, G gates x H, M memory or context;
-D directions. For D directions computed together, all tensors of a step have D in front.
+Shapes: B batch, T positions (S of a source), I width of the input, E width of an embedding, H width of a hidden state,
+G gates x H, M width of the memory or of a context, D directions. Two directions are computed together: all tensors of a
+step then have the dimension D in front.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +20,7 @@ from nmt.ops.layers import Dropout, Linear, Weight, dropout, in_autocast_dtype, 
 
 Recurrent = nn.RNN | nn.GRU | nn.LSTM
 LayerState = tuple[Tensor, Tensor | None]
-"""One layer's hidden state (B, H), and the cell state (B, H) of an LSTM."""
+"""The hidden state (B, H) and the cell state (B, H) of one layer; only an LSTM has a cell state."""
 _sigmoid_backward = torch.ops.aten.sigmoid_backward
 _tanh_backward = torch.ops.aten.tanh_backward
 
@@ -27,20 +28,20 @@ _tanh_backward = torch.ops.aten.tanh_backward
 class RecurrentState(NamedTuple):
     """The states of all layers."""
 
-    hidden: tuple[Tensor, ...]  # (B, H) of each layer
-    cell: tuple[Tensor, ...]  # (B, H) of each layer of an LSTM, else empty
+    hidden: tuple[Tensor, ...]  # (B, H) for each layer
+    cell: tuple[Tensor, ...]  # (B, H) for each layer of an LSTM; empty for other networks
 
     def of(self, layer: int) -> LayerState:
-        """Hidden state and cell state of one layer."""
+        """Return the hidden state and the cell state of one layer, counted from 0."""
         return self.hidden[layer], self.cell[layer] if self.cell else None
 
     def layers(self, start: int, stop: int) -> Self:
-        """States of the layers from `start` up to but not including `stop`, counted from 0."""
+        """Return the states of the layers `start` to `stop` - 1, counted from 0."""
         return self._replace(hidden=self.hidden[start:stop], cell=self.cell[start:stop])
 
 
 class PreparedLayer(NamedTuple):
-    """One layer's parameters, ready for products at all steps: in the precision of the computation, or packed."""
+    """One layer's parameters, prepared for all steps: in the precision of the computation, or packed for a search."""
 
     weight_ih: Weight  # (G, I)
     weight_hh: Weight  # (G, H)
@@ -50,10 +51,10 @@ class PreparedLayer(NamedTuple):
 
 
 def prepare_layers(rnn: Recurrent, residual: int = 0, below: int = 0) -> list[PreparedLayer]:
-    """Prepare all layers; under autocast, parameters are converted once rather than at every step.
+    """Prepare all layers of a network. Under autocast, their parameters are converted once and not at every step.
 
-    residual: the first layer, counted from 1, whose input is added to its output   (Wu et al. 2016, 3.1); 0 for none.
-    below: the number of layers below the network.
+    residual: number of the first layer whose input is added to its output, counted from 1 (Wu et al. 2016, 3.1), or 0
+    for none; below: the number of layers below this network.
     """
     ways = ("", "_reverse")[: 1 + rnn.bidirectional]
 
@@ -85,10 +86,12 @@ def step_layer(rnn: Recurrent, layer: PreparedLayer, gates: Tensor, hidden: Tens
 
 
 def gru_gates(gates: Tensor, recurrent: Tensor, previous: Tensor) -> Tensor:
-    """Compute the pointwise part of a GRU's step: W x + b (..., 3H), U h + b' (..., 3H), h (..., H) ->
-    h' = (1 - z) n + z h   (Cho et al. 2014), with r = sigmoid(.), z = sigmoid(.), n = tanh(. + r .): the reset gate
-    after the product, as in cuDNN. One kernel on a GPU; on a CPU, the gradient by hand takes fewer operations than
-    autograd's."""
+    """Compute a GRU's next state h' from W x + b (..., 3H), U h + b' (..., 3H) and h (..., H)   (Cho et al. 2014).
+
+    h' = (1 - z) n + z h, with r = sigmoid(W_r x + U_r h), z = sigmoid(W_z x + U_z h) and n = tanh(W_n x + r (U_n h)),
+    biases left out here. The reset gate r is applied after the product with U_n, as in cuDNN. A GPU runs one kernel. On
+    a CPU the gradient is written by hand, which takes fewer operations than autograd's.
+    """
     if gates.is_cuda and gates.dtype == recurrent.dtype:
         hidden: Tensor = torch.ops.aten._thnn_fused_gru_cell(*_rows(gates, recurrent, previous))[0]
         return hidden.view(previous.shape)
@@ -99,9 +102,11 @@ def gru_gates(gates: Tensor, recurrent: Tensor, previous: Tensor) -> Tensor:
 
 
 def lstm_gates(gates: Tensor, recurrent: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the pointwise part of an LSTM's step: W x + b (..., 4H), U h + b' (..., 4H), c (..., H) ->
-    h' = o tanh c' and c' = f c + i n   (Gers et al. 2000), with i, f and o = sigmoid(.), n = tanh(.), in the order
-    i, f, n, o. On a CPU, a gradient by hand would gain nothing."""
+    """Compute an LSTM's next states h', c' from W x + b (..., 4H), U h + b' (..., 4H) and c (..., H).
+
+    h' = o tanh(c') and c' = f c + i n, with i, f, o = sigmoid and n = tanh of the sums W x + U h (Gers et al. 2000).
+    The parameters hold the gates in the order i, f, n, o. A gradient written by hand gains nothing here.
+    """
     if gates.is_cuda and gates.dtype == recurrent.dtype:
         hidden, new = torch.ops.aten._thnn_fused_lstm_cell(*_rows(gates, recurrent, cell))[:2]
         return hidden.view(cell.shape), new.view(cell.shape)
@@ -111,12 +116,12 @@ def lstm_gates(gates: Tensor, recurrent: Tensor, cell: Tensor) -> tuple[Tensor, 
 
 
 def _rows(*operands: Tensor) -> Iterator[Tensor]:
-    """Flatten operands (..., n) to (B, n) in the precision of the first, for the kernels of torch's own cells."""
+    """Flatten operands (..., n) to (B, n) in the precision of the first one, for the kernels of torch."""
     return (operand.to(operands[0].dtype).flatten(0, -2) for operand in operands)
 
 
 def _next_state(gates: Tensor, recurrent: Tensor, previous: Tensor) -> tuple[Tensor, ...]:
-    """Compute h', and what its gradient needs: r and z side by side, U_n h + b', n, h."""
+    """Compute h' of a GRU and the tensors that its gradient needs: [r; z], U_n h + b', n, h."""
     H = previous.shape[-1]
     reset_update = (gates[..., : 2 * H] + recurrent[..., : 2 * H]).sigmoid_()
     reset, update = reset_update.chunk(2, dim=-1)
@@ -154,13 +159,16 @@ def run_rnn(
     layers: Sequence[PreparedLayer] | None = None,
     residual: int = 0,
 ) -> tuple[Tensor, RecurrentState]:
-    """(B, T, I) -> outputs (B, T, D H) and the top layer's last states, D x (B, H); with residual connections,
-    its last outputs instead of its hidden states.
+    """Run a network over inputs (B, T, I) -> outputs (B, T, D H), and the top layer's last states, D x (B, H).
 
-    lengths: int64 (B,), the sentences' lengths: outputs beyond them are zero, and the backward direction starts there;
-    by default all have T positions. start: initial states of one direction; by default zeros. layers: the result of
-    `prepare_layers`; by default prepared here, with `residual`. On a CPU, with lengths on a GPU, and with residual
-    connections, this is a loop with deferred weight gradients; elsewhere torch's own call.
+    With residual connections, the hidden parts of the last states are the layer's last outputs.
+
+    lengths: int64 (B,) of the sentences; outputs beyond them are zero, and the backward direction starts at them; by
+    default all sentences have T positions. start: initial states of one direction; by default zeros. layers: the result
+    of `prepare_layers`; by default prepared here, with `residual`.
+
+    A GPU runs torch's own call. On a CPU, with lengths that are on a GPU, and with residual connections, a loop runs,
+    whose weight gradients are computed once after the backward loop.
     """
     packs = lengths is None or lengths.device.type == "cpu"
     if inputs.device.type != "cpu" and packs and not (residual and rnn.num_layers > 1):
@@ -179,21 +187,21 @@ def run_rnn(
 def _add_residual(
     below: Tensor, final: RecurrentState, outputs: Tensor, last: RecurrentState
 ) -> tuple[Tensor, RecurrentState]:
-    """Add a layer's input, the outputs and last states of the layer below, to its own."""
+    """Add the outputs and last states of the layer below to those of a layer with a residual connection."""
     return below + outputs, last._replace(hidden=tuple(map(torch.add, final.hidden, last.hidden)))
 
 
 class _Order:
-    """Where sentences end, and the order of positions counted from their ends."""
+    """The ends of the sentences, and the order in which the backward direction reads them."""
 
     def __init__(self, lengths: Tensor, inputs: Tensor) -> None:
         B, T, device = *inputs.shape[:2], inputs.device
         lengths = lengths.to(device, non_blocking=True)
         positions, rows = torch.arange(T, device=device)[:, None], torch.arange(B, device=device)
         self.valid = (positions < lengths).T[:, :, None]  # (B, T, 1)
-        self.last = lengths - 1, rows
+        self.last = lengths - 1, rows  # (B,), (B,): last position and row of each sentence
         reverse = torch.where(positions < lengths, lengths - 1 - positions, positions)  # (T, B)
-        self.reverse = (reverse * B + rows).flatten()
+        self.reverse = (reverse * B + rows).flatten()  # (T B,): rows of (T, B) with each sentence reversed
 
 
 def _run_layer(
@@ -224,7 +232,7 @@ def _run_layer(
 
 
 def _run_cells(rnn: Recurrent, layer: PreparedLayer, gates: Tensor, start: LayerState) -> tuple[Tensor, Tensor | None]:
-    """(T, B, G), the state before -> hidden and cell states after each step (T, B, H); or all with D in front."""
+    """Run the steps: gates (T, B, G), state before -> hidden and cell states (T, B, H), or all with D in front."""
     state, states = start, []
     with loop():
         for step in gates.unbind(-3):
@@ -235,7 +243,7 @@ def _run_cells(rnn: Recurrent, layer: PreparedLayer, gates: Tensor, start: Layer
 
 
 def _last(states: Tensor, order: _Order) -> tuple[Tensor, ...]:
-    """(T, B, H) or (D, T, B, H) -> D x (B, H) at the end of each sentence."""
+    """Take the states at the end of each sentence: (T, B, H) or (D, T, B, H) -> D x (B, H)."""
     t, b = order.last
     return states[:, t, b].unbind(0) if states.dim() == 4 else (states[t, b],)  # noqa: PLR2004
 
@@ -259,14 +267,14 @@ def _run_torch(
 
 
 class UpperLayers(nn.Module):
-    """Layers in one direction over [output of the layer below; context], or over the layer below alone.
+    """Layers of one direction, each over [output of the layer below; context], or over the output below alone.
 
-    Dropout between layers applies to the whole input, residual connections to the output of the layer below. As these
-    two are outside the modules, they do not keep a GPU from torch's own call.
+    Dropout applies to the whole input of a layer, a residual connection to the output below alone. Both are computed
+    outside the networks, so that a GPU can run each layer by torch's own call.
     """
 
     def __init__(self, layers: Sequence[Recurrent], residual: int = 0) -> None:
-        """layers: from the second one on. residual: see `prepare_layers`."""
+        """layers: those above the first layer, the lowest first; residual: see `prepare_layers`."""
         super().__init__()
         self.layers, self.residual = nn.ModuleList(layers), residual
 
@@ -283,11 +291,10 @@ class UpperLayers(nn.Module):
         start: RecurrentState | None = None,
         context: Tensor | None = None,
     ) -> tuple[Tensor, RecurrentState]:
-        """The first layer's outputs (B, T, D H) and last states, context (B, T, M) -> outputs (B, T, H) and last states
-        of the top layer, as from `run_rnn`.
+        """Run all layers -> outputs (B, T, H) and last states of the top layer, as from `run_rnn`.
 
-        layers: the result of `prepare`. lengths: as for `run_rnn`. start: initial states of these layers; by default
-        zeros.
+        outputs: (B, T, D H) of the first layer; final: its last states; layers: the result of `prepare`; lengths: as
+        for `run_rnn`; start: initial states of these layers, by default zeros; context: (B, T, M).
         """
         for n, (rnn, layer) in enumerate(zip(self._rnns(), layers, strict=True)):
             inputs = outputs if context is None else torch.cat([outputs, context], dim=-1)
@@ -304,16 +311,18 @@ class UpperLayers(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """h'_s = LayerNorm(h_s + attention(h_s, h))   (Vaswani et al. 2017, 3.1, without the feed-forward layer, as the
-    states are recurrent)."""
+    """Self-attention over encoder states: h'_s = LayerNorm(h_s + attention(h_s, h))   (Vaswani et al. 2017, 3.1).
+
+    The feed-forward layer of the paper is left out, because the states come from a recurrent network.
+    """
 
     def __init__(self, attention: Attention | MultiHeadAttention, dim: int, dropout: Dropout) -> None:
-        """dropout: of the attention's contexts, before they are added."""
+        """dim: M; dropout: applied to the contexts before they are added."""
         super().__init__()
         self.attention, self.norm, self.dropout = attention, nn.LayerNorm(dim), dropout
 
     def forward(self, states: Tensor, valid: Tensor) -> Tensor:
-        """(B, S, M), bool (B, S) -> (B, S, M), zeros on padding."""
+        """Compute h': (B, S, M), bool (B, S), False at padding -> (B, S, M), 0 at padding."""
         memory, past = self.attention.remember(states, valid), self.attention.start(valid)
         context = self.attention.sequence(states, memory, past).context
         attended: Tensor = self.norm(states + self.dropout(context))
@@ -321,19 +330,16 @@ class SelfAttention(nn.Module):
 
 
 class Encoded(NamedTuple):
-    states: Tensor  # (B, S, M), zeros on padding
-    summary: Tensor  # (B, summary_dim), the whole sentence in one vector
-    valid: Tensor  # bool (B, S), False on padding
+    states: Tensor  # (B, S, M) encoder states; 0 at padding
+    summary: Tensor  # (B, summary_dim) the whole sentence in one vector
+    valid: Tensor  # bool (B, S), False at padding
     nonempty: bool  # does every sentence have a token?
 
 
 class Encoder(nn.Module):
-    """Encoder states h_s, forward and backward side by side   (Schuster and Paliwal 1997; Bahdanau et al. 2015, 3.2).
+    """The encoder. Its states h_s join both directions (Schuster and Paliwal 1997; Bahdanau et al. 2015, 3.2).
 
-    With upper layers, the layers below them alone read in both directions (Wu et al. 2016, 3.2).
-
-    summary: "final" = each direction's last state of the top layer (with an LSTM's cell state beside it),
-    "mean" = the average state.
+    With upper layers, only the layers below them read in both directions (Wu et al. 2016, 3.2).
     """
 
     def __init__(
@@ -346,11 +352,12 @@ class Encoder(nn.Module):
         residual: int = 0,
         dropout: float = 0.0,
     ) -> None:
-        """upper: layers in one direction above those of `rnn`. residual: see `prepare_layers`. dropout: of the states
-        and of the summary."""
+        """summary: "final" joins the last states of the top layer's directions, with the cell states of an LSTM; "mean"
+        averages the encoder states; upper: layers of one direction above those of `rnn`; residual: see
+        `prepare_layers`; dropout: applied to states and summary."""
         super().__init__()
         self.rnn, self.residual, self.upper = rnn, residual, upper
-        self.self_attention = nn.ModuleList(self_attention)  # over the states of the top layer, one after another
+        self.self_attention = nn.ModuleList(self_attention)  # run one after another over the states of the top layer
         self.dropout = Dropout(dropout)
         self.summary = summary
         directions = 2 if rnn.bidirectional and upper is None else 1
@@ -359,8 +366,11 @@ class Encoder(nn.Module):
         self.summary_dim = self.output_dim * (2 if with_cell else 1)
 
     def forward(self, embedded: Tensor, lengths: Tensor, layers: Sequence[PreparedLayer] | None = None) -> Encoded:
-        """(B, S, E), int64 (B,) on the CPU, or for a CUDA graph on the GPU -> Encoded. layers: those of `rnn`, prepared
-        once for all searches."""
+        """Encode embedded tokens (B, S, E) of sentences with lengths int64 (B,).
+
+        The lengths are on the CPU, or on the GPU for a CUDA graph. layers: the layers of `rnn` as a search prepared
+        them; by default prepared here.
+        """
         positions = torch.arange(embedded.shape[1], device=embedded.device)
         valid = positions < lengths.to(embedded.device, non_blocking=True)[:, None]
         states, final = run_rnn(self.rnn, embedded, lengths, None, layers, self.residual)
@@ -372,14 +382,16 @@ class Encoder(nn.Module):
             summary = states.sum(1) / valid.sum(1, keepdim=True).to(states.dtype)
         else:
             summary = torch.cat([*final.hidden, *final.cell], dim=-1)
-        # On a GPU, lengths cannot be read without waiting; there no sentence is empty.
+        # Reading lengths from a GPU would wait for it. They are there only in training, where no sentence is empty.
         nonempty = lengths.is_cuda or bool((lengths > 0).all())
         return Encoded(self.dropout(states), self.dropout(summary), valid, nonempty)
 
 
 class Bridge(nn.Module):
-    """The decoder's initial state: tanh(W summary) for every layer (Bahdanau et al. 2015, A.2.2; here of a summary of
-    both directions)."""
+    """Computes the decoder's initial state: tanh(W summary) for every layer   (Bahdanau et al. 2015, A.2.2).
+
+    In the paper the summary is a state of the backward direction; here it covers both directions.
+    """
 
     def __init__(self, summary_dim: int, layers: int, hidden: int, lstm: bool) -> None:
         super().__init__()
@@ -388,6 +400,6 @@ class Bridge(nn.Module):
         self.proj = Linear(summary_dim, self.shape[0] * hidden)
 
     def forward(self, summary: Tensor) -> RecurrentState:
-        """(B, summary_dim) -> RecurrentState."""
+        """Compute the state from the encoder's summary (B, summary_dim)."""
         states = torch.tanh(self.proj(summary)).view(-1, *self.shape).unbind(1)
         return RecurrentState(tuple(states[: self.layers]), tuple(states[self.layers :]))
