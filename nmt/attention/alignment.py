@@ -39,7 +39,7 @@ class Alignment(nn.Module):
     """
 
     def forward(self, distribution: Normalized) -> Aligned:
-        """Compute weights (B, T, W) from a distribution (B, T, W). A row of zeros, without valid positions, stays."""
+        """Compute weights (B, T, W) from a distribution (B, T, W). A row without valid positions is 0 in both."""
         return Aligned(distribution.weights)
 
 

@@ -1,4 +1,4 @@
-"""The recurrent decoder: when it attends, what it feeds back, its state between steps, and the two ways through it.
+"""The recurrent decoder: when it attends, what it feeds back, and its state between steps.
 
 Shapes: B batch, N hypotheses (the rows of a step), S source positions, T target positions, E width of an embedding,
 H width of a hidden state, M width of the memory, R width of the readout, P width of the readout before its activation,
@@ -72,7 +72,7 @@ class StepOutput(NamedTuple, Generic[StateT]):
 
     logits: Tensor  # (N, V)
     weights: Tensor | None  # (N, S) attention weights from which the logits were computed; None without attention
-    state: StateT  # after the step
+    state: StateT  # state after the step
 
 
 Step = Callable[[Tensor, StateT], StepOutput[StateT]]
@@ -96,8 +96,8 @@ class StepAttention(Protocol):
 class Products(ABC):
     """The matrix products of a decoder's steps. Their parameters are prepared once for a batch, or for all searches.
 
-    Training represents a word by its embedding and a context by its vector. Search may represent both by their products
-    with the parameters of gates and readout, which it computes in advance.
+    Training represents a word by its embedding and a context by its vector. Search may represent a word or a context by
+    its products with the parameters of gates and readout, computed in advance.
     """
 
     layers: Sequence[PreparedLayer]  # the recurrent layers, the lowest first
@@ -112,9 +112,10 @@ class Products(ABC):
 
     @abstractmethod
     def fed_gates(self, context: Tensor | None, feed: Tensor | None) -> Tensor | None:
-        """Compute what is known only at the step and adds to the gates of the lowest layer -> (B, G).
+        """Compute what context and previous readout, known only at the step, add to the gates of the lowest layer.
 
-        context: (B, M) if the decoder attends before the step; feed: the previous readout (B, R) with input feeding.
+        context: (B, M) if the decoder attends before the step, else None; feed: the previous readout (B, R) with input
+        feeding, else None. Returns (B, G), or None without both.
         """
 
     @abstractmethod
@@ -135,7 +136,7 @@ class Products(ABC):
 
     @abstractmethod
     def contexts(self, values: Tensor) -> Tensor:
-        """Compute the context term of that sum for each source position as the context: (B, S, M) -> (B, S, P)."""
+        """Compute the context term that `read_out_partly` leaves out, for each position: (B, S, M) -> (B, S, P)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +191,7 @@ class BatchProducts(Products):
 class Pending(NamedTuple):
     """A step of a latent alignment whose posterior can be computed once its token is known. K: candidate positions."""
 
-    readouts: Tensor  # (N, K, R) for each candidate position
+    readouts: Tensor  # (N, K, R) readout for each candidate position
     weights: Tensor  # (N, K) prior probability of each candidate position
     positions: Tensor | None  # int64 (N, K) candidate source positions; None if they are all positions in order
     partial: Tensor  # (N, P) result of `read_out_partly`
@@ -243,10 +244,7 @@ class DecoderState(NamedTuple):
         return self._replace(source=self.source._replace(memory=change(self.source.memory)))
 
     def select(self, index: Tensor) -> Self:
-        """Take the rows with the numbers `index`; a row may be taken several times.
-
-        Only for evaluation, because dropout masks keep the rows of the whole batch.
-        """
+        """Take the rows with the numbers `index`; a row may be taken several times."""
         return self._replace(hypothesis=select(self.hypothesis, index), source=select(self.source, index))
 
     def branch(self, index: Tensor, sentences: Tensor | None) -> Self:
@@ -304,9 +302,9 @@ class Decoder(nn.Module):
     - "first_layer": the query is the current state of the first layer, which depends on the words alone, and the
       context enters the layers above, `upper` (Wu et al. 2016, section 3; there with the previous state).
 
-    Training calls `teacher_force`, which by default calls `forward`. That is `forward_stepped`, a loop over the target,
-    if a step needs the attention or the readout of the step before; else `forward_fused`, which computes all steps at
-    once. Search calls `step`.
+    Training and scoring call `teacher_force`, which by default calls `forward`; only LatentDecoder overrides it.
+    If a step needs the attention or the readout of the step before, `forward` calls `forward_stepped`, a loop over the
+    target positions. Otherwise it calls `forward_fused`, which computes all steps at once. Search calls `step`.
     """
 
     sums_over_positions = False  # do predictions sum over a latent source position? True in LatentDecoder
@@ -329,9 +327,9 @@ class Decoder(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         """conditional: the layer of the second half of a step, for "between" only; lexical: adds its result to the
-        readout, after feedback; upper: the layers above that of `rnn`, for "first_layer" only; copy: lets predictions
-        copy source tokens; word_dim: E; fixed_dim: M if every step reads the encoder's summary in place of a context,
-        else 0; residual: see `prepare_layers`; dropout: probability, for the readout."""
+        readout, after the readout is fed back; upper: the layers above that of `rnn`, for "first_layer" only; copy:
+        lets predictions copy source tokens; word_dim: E; fixed_dim: M if every step reads the encoder's summary in
+        place of a context, else 0; residual: see `prepare_layers`; dropout: probability, for the readout."""
         super().__init__()
         assert (attend == "between") == (conditional is not None)
         assert (attend == "first_layer") == (upper is not None)
@@ -389,8 +387,9 @@ class Decoder(nn.Module):
     ) -> Decoded:
         """Predict all T steps from the embeddings (B, T, E) of the target, int64 (B, T) = <s> y_1 ... y_{T-1}.
 
-        Only latent decoders read the other arguments: `output` gives the probabilities of the target tokens, and
-        `infer` the distribution over positions with which they train.
+        By default this is `forward`. Only latent decoders read `target`, `output` and `infer`: they compute the
+        probabilities of the target tokens with `output`, and in training may take the distribution over source
+        positions from `infer`.
         """
         decoded: Decoded = self(embedded, state)
         return decoded
@@ -412,7 +411,7 @@ class Decoder(nn.Module):
         return decoded.prediction.posterior_weights(decoded.weights, output.layer(), target)
 
     def forward(self, embedded: Tensor, state: DecoderState) -> Decoded:
-        """Predict all T steps from the embeddings (B, T, E) of <s> y_1 ... y_{T-1}."""
+        """Predict all T steps from the embeddings (B, T, E) of <s> y_1 ... y_{T-1}, in a loop or at once."""
         return self.forward_stepped(embedded, state) if self.stepped else self.forward_fused(embedded, state)
 
     def forward_fused(self, embedded: Tensor, state: DecoderState) -> Decoded:
@@ -431,8 +430,8 @@ class Decoder(nn.Module):
     def step(self, word: Tensor, state: DecoderState) -> tuple[Prediction, Tensor | None, DecoderState]:
         """Predict the next token: embedding (N, E) of the previous token -> prediction, weights (N, S), next state.
 
-        word: whatever `Products` takes for a word. With a copy gate the prediction is grouped by sentence. Weights are
-        None without attention.
+        word: in the form that `state.products` takes. With a copy gate the prediction is grouped by sentence. Without
+        attention, the weights are None.
         """
         step = self._decode_step(state.products.word_gates(word, state.hypothesis.fixed), word, state)
         readout = step.readout
@@ -547,8 +546,8 @@ class Decoder(nn.Module):
         return Decoded(readouts, self._predict(readouts, attended.weights, state), attended)
 
     def _predict(self, readouts: Tensor, weights: Tensor | None, state: DecoderState) -> Prediction:
-        """Make the prediction from readouts (B, T, R) and weights (B, T, S), or both without T. With a copy gate it is
-        grouped by sentence."""
+        """Make the prediction from readouts (B, T, R) and weights (B, T, S), or from those of one step, (N, R) and
+        (N, S). With a copy gate, the prediction of one step is grouped by sentence: (B, N / B, ...)."""
         if self.copy is None or weights is None:
             return Readouts(readouts)
         tokens = state.attended_source().tokens
@@ -566,17 +565,23 @@ class Decoder(nn.Module):
         return self._read_out(outputs, context, embedded, state)
 
     def _read_out(self, output: Tensor, context: Tensor | None, word: Tensor, state: DecoderState) -> Tensor:
-        """Compute readouts with dropout: (B, T, H), contexts (B, T, M), (B, T, E) -> (B, T, R), or all without T."""
+        """Compute readouts with dropout: outputs (B, T, H), contexts (B, T, M), words (B, T, E) -> (B, T, R).
+
+        For a single step, all shapes lack T.
+        """
         readout: Tensor = self.dropout(state.products.read_out(output, context, word))
         return readout
 
     def _add_lexical(self, readouts: Tensor, weights: Tensor | None, state: DecoderState) -> Tensor:
-        """Add the lexical model's result to readouts: (B, T, R), weights (B, T, S) -> (B, T, R), or all without T."""
+        """Add the lexical model's result to readouts: (B, T, R), weights (B, T, S) -> (B, T, R).
+
+        For a single step, all shapes lack T.
+        """
         if state.products.lexical is None or weights is None:
             return readouts
         words = state.attended_source().words
         assert words is not None
-        # The hypotheses of a sentence take the place of its steps: (N, S) -> (B, N / B, S).
+        # In a search step, the hypotheses of a sentence take the place of its steps: (N, S) -> (B, N / B, S).
         added: Tensor = state.products.lexical(_by_sentence(weights, len(words)), words)
         dropped: Tensor = self.dropout(added.view(readouts.shape))
         return readouts + dropped
@@ -601,13 +606,13 @@ class Decoder(nn.Module):
 class DecoderStep(NamedTuple):
     """The result of one step."""
 
-    attended: Attended | None  # with T = 1
+    attended: Attended | None  # weights and context of this step alone, T = 1
     context: Tensor | None  # (B, M) context of the attention, or the fixed vector
     readout: Tensor | None  # (B, R) with input feeding; None otherwise, where readouts are computed after the loop
-    state: DecoderState  # before the next step
+    state: DecoderState  # state before the next step
     mixture: Mixture | None = None  # mixture over positions, if the next step reads its posterior
 
 
 def _by_sentence(rows: Tensor, sentences: int) -> Tensor:
-    """Group rows by sentence: (N, D) or (B, T, D) -> (B, N / B or T, D)."""
+    """Group rows by sentence: (N, D) -> (B, N / B, D). Rows that are grouped already, (B, T, D), stay as they are."""
     return rows.reshape(sentences, -1, rows.shape[-1])
