@@ -44,7 +44,7 @@ class Explanation:
 
     @property
     def log_prob(self) -> float:
-        """Sum the log-probabilities of the tokens, natural logarithm."""
+        """Sum the natural log-probabilities of the tokens."""
         return sum(self.token_log_probs)
 
 
@@ -58,8 +58,8 @@ def explain(
 ) -> Explanation:
     """Score a given translation, a text or pieces as in Translation.tokens, and record what the model attends to.
 
-    attend: see Translator.translate_nbest. With `gradients`, saliency is computed, without `attend`, and not for an
-    ensemble. Raises UserError for an unknown piece, an impossible step or a translation that is too long.
+    attend: see Translator.translate_nbest; gradients: compute saliency, which ignores `attend`; an ensemble has none.
+    Raises UserError for an unknown piece, an impossible step or a translation that is too long.
     """
     (source_ids,), (source_pieces,) = translator.encode([source])
     target_ids, pieces = _target(translator, target)
@@ -103,7 +103,7 @@ def beam_tree(
 ) -> tuple[list[Translation], list[list[Node]]]:
     """Translate a line, and return the n best translations with the candidates of each step of their beam search.
 
-    attend, prefix: see Translator.translate_nbest. Raises UserError for another kind of search.
+    attend, prefix: see Translator.translate_nbest. Raises UserError if the search is not a beam search.
     """
     translator.method.check_nbest(n)
     (source_ids,), (pieces,) = translator.encode([source])
@@ -164,7 +164,8 @@ def _norms(model: Seq2Seq, batch: Batch, rows: Tensor) -> Tensor:
 def token_log_probs(model: Seq2Seq, batch: Batch, embedded: Tensor, source: Tensor, rows: Tensor) -> Tensor:
     """Compute log p(y_t | y_<t, x) of the target token t = rows[n] of a batch of one pair, for each embedded source n.
 
-    (N, S, E), int64 (N, S) as in Seq2Seq.encode_embedded, (N,) -> (N,). Decodes no further than the last of `rows`.
+    embedded: (N, S, E); source: int64 (N, S), see Seq2Seq.encode_embedded; rows: int64 (N,) target positions. Returns
+    (N,). Decodes no further than the greatest of `rows`.
     """
     N, T = len(embedded), int(rows.max()) + 1
     copies, rows = torch.arange(N, device=embedded.device), rows.to(embedded.device)

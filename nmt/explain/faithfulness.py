@@ -57,7 +57,7 @@ def faithfulness(
     def measure(progress: Callable[[int], object]) -> Iterator[PairFigures]:
         for i in group.share(chosen):
             yield measure_pair(translator, sources[i], references[i], i + 1)
-            progress(group.size)  # the other ranks are about as far
+            progress(group.size)  # this rank counts for all, which are about as far
 
     bar = tqdm(total=len(chosen), desc="explain", unit=" sent", disable=group.hides_progress)
     with evaluation_mode(translator.single), bar:
@@ -99,7 +99,8 @@ def _curves(model: Seq2Seq, batch: Batch, orders: Mapping[str, NDArray[np.int64]
     masks += [np.logical_or.accumulate(np.eye(S, dtype=bool)[order], axis=1) for order in orders.values()]
     rows = np.repeat(np.arange(T), sum(mask.shape[1] for mask in masks))[:, None]
     wanted = np.concatenate([rows, np.concatenate(masks, axis=1).reshape(-1, S)], axis=1)
-    copies, places = np.unique(wanted, axis=0, return_inverse=True)  # orders share masks; sorted by target token
+    # Different orders have some masks in common. Each distinct copy is computed once.
+    copies, places = np.unique(wanted, axis=0, return_inverse=True)  # sorted by target token
     at_a_time = max(1, TOKENS // max(S, T))
     parts = [copies[start : start + at_a_time] for start in range(0, len(copies), at_a_time)]
     work = partial(_masked_log_probs, model, batch)
@@ -162,9 +163,9 @@ def masking_order(weights: Array, random: Array) -> NDArray[np.int64]:
 def masking_curves(masked: Array, unmasked: Array) -> Array:
     """Compute the share of a token's probability that masking leaves, min(1, p(y_t | masked) / p(y_t)).
 
-    Log-probabilities (T, n) with 1 to n <= K tokens masked, (T,) with none -> (T, K + 1), from 0 masks on. A source of
-    n < K tokens keeps its last value. The ratio is cut at 1: an improbable token can become a thousand times as
-    probable, which would outweigh all others.
+    Log-probabilities (T, n) with 1 to n <= K tokens masked, (T,) with none -> (T, K + 1), from 0 masks on. If the
+    source has only n < K tokens, the last value is repeated. The ratio is cut at 1: an improbable token can become a
+    thousand times as probable, which would outweigh all others.
     """
     kept = np.exp(np.minimum(masked - unmasked[:, None], 0.0))
     curves = np.concatenate([np.ones((len(kept), 1)), kept], axis=1)

@@ -66,9 +66,10 @@ def build_model(config: schema.Model, source_vocab: int, target_vocab: int, pad:
 
 
 def build_unfilled(config: schema.Model, source_vocab: int, target_vocab: int, pad: tuple[int, int]) -> Seq2Seq:
-    """Build the same model with uninitialised parameters, to be filled from a checkpoint.
+    """Build a model like `build_model`, but with uninitialised parameters, to be filled from a checkpoint.
 
-    On the device "meta", the functions of torch.nn.init would import torch's compiler, which takes a second.
+    It skips the functions of torch.nn.init: on the device "meta" they would import torch's compiler, which takes a
+    second.
     """
     with _Unfilled():
         return _modules(config, source_vocab, target_vocab, pad)
@@ -114,7 +115,7 @@ def _modules(config: schema.Model, source_vocab: int, target_vocab: int, pad: tu
         embedding_dropout=EmbeddingDropout(embedding.dropout, embedding.word_dropout),
     )
     if model.inference is not None:
-        model.record_log_weights()  # the objective has the divergence of q from this prior
+        model.record_log_weights()  # the objective contains the divergence of q from the attention, its prior
     return model
 
 

@@ -63,7 +63,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 def to_safetensors(state: Mapping[str, Any]) -> bytes:
     """Encode a checkpoint as a safetensors file.
 
-    Tied parameters are stored once, and the metadata names their aliases. A digest there detects flipped bits.
+    Tied parameters are stored once, and the metadata names their aliases. A digest in the metadata shows flipped bits.
     """
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}

@@ -3,7 +3,7 @@
 For each step a decoder predicts from one readout, from a mixture of several, or from one readout and source tokens that
 may be copied.
 
-Shapes: C passes over a batch, B sentences, T target positions (or hypotheses of a sentence), S source positions,
+Shapes: C passes over a batch (R-Drop), B sentences, T target positions or hypotheses of a sentence, S source positions,
 H width of a hidden state, M width of the memory, E width of an embedding, K readouts of a target position, R width of
 the readout, P width of the readout before its activation, V vocabulary, L vocabulary of a shortlist.
 """
@@ -38,8 +38,8 @@ class Readout(nn.Module):
     """The layer between the decoder's output s, the context c, the previous word y and the output layer.
 
     attentional: tanh(W [s; c]) (Luong et al. 2015, eq. 5); deep: tanh(W [s; c; y]) (Pascanu et al. 2014);
-    maxout: max over pairs of W [s; c; y] (Goodfellow et al. 2013; Bahdanau et al. 2015, A.2.2). A context_dim of 0
-    leaves c out.
+    maxout: the maximum of each pair of elements of W [s; c; y] (Goodfellow et al. 2013; Bahdanau et al. 2015, A.2.2).
+    A context_dim of 0 leaves c out.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Readout(nn.Module):
 
 
 class LexicalModel(nn.Module):
-    """A direct path from source words to the readout, which keeps rare words from being translated as their neighbours.
+    """A direct path from source words to the readout, so that rare words are less often mistranslated.
 
     Computes tanh(W f + b) + f with f = tanh(sum over s of a_s e_s), where e_s are the embeddings of the source tokens
     and a_s their attention weights (Nguyen and Chiang 2018, section 4). The decoder adds the result to the readout,
@@ -138,7 +138,7 @@ class Output(Linear):
 
     def layer(self) -> OutputLayer:
         """Prepare the parameters for products."""
-        # A tied embedding of padding starts with zeros: `eps` bounds the gradient of its norm.
+        # With tied embeddings, the row of padding starts as zeros. There `eps` bounds the gradient of `normalize`.
         weight = self.weight if self.scale is None else normalize(self.weight, dim=-1, eps=MIN_NORM)
         return OutputLayer(weight, self.bias, self.scale)
 
@@ -146,7 +146,7 @@ class Output(Linear):
 class Components(NamedTuple):
     """The distributions and source tokens from which the distributions of n target positions are mixed."""
 
-    readouts: Tensor  # (n, K, R), of which the output layer makes K distributions
+    readouts: Tensor  # (n, K, R); the output layer makes a distribution from each of the K readouts
     shares: Tensor  # (n, K + S) share of each of these distributions and of each source token; S = 0 without copying
     tokens: Tensor  # int64 (n, S) source tokens
 
@@ -163,7 +163,7 @@ class Components(NamedTuple):
 
 
 class Prediction(ABC):
-    """All that determines, together with an output layer, the distributions of T tokens of B sentences."""
+    """A decoder's result, from which an output layer computes the distributions of T tokens of B sentences."""
 
     readouts: Tensor  # (B, T, R), or (B, T, K, R) in a mixture
 
@@ -334,12 +334,11 @@ class Copying(Prediction):
 class CopyGate(nn.Module):
     """p(w) = g p_vocab(w) + (1 - g) sum of a_s over the positions s with source token w   (See et al. 2017, eq. 9).
 
-    The gate g = sigmoid(v . r + b) reads the readout r; in eq. 8 it reads context, decoder output and previous word
-    themselves. So it takes one row beside those of the output layer, and a model that is prepared for search needs no
-    further products.
+    The gate g = sigmoid(v . r + b) reads the readout r, while in eq. 8 it reads context, decoder output and previous
+    word. So a search computes g from the readouts it already has, without further products of contexts and words.
 
-    Attention that cannot be copied goes to p_vocab: the weight on </s>, and the rest where the weights of a window or
-    of a monotonic alignment sum to less than 1.
+    p_vocab also takes the share of attention that no token can be copied from: the weight on </s>, and what is missing
+    to 1 in the weights of a window or of a monotonic alignment.
     """
 
     def __init__(self, readout_dim: int) -> None:

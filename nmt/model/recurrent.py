@@ -105,7 +105,7 @@ def lstm_gates(gates: Tensor, recurrent: Tensor, cell: Tensor) -> tuple[Tensor, 
     """Compute an LSTM's next states h', c' from W x + b (..., 4H), U h + b' (..., 4H) and c (..., H).
 
     h' = o tanh(c') and c' = f c + i n, with i, f, o = sigmoid and n = tanh of the sums W x + U h (Gers et al. 2000).
-    The parameters hold the gates in the order i, f, n, o. A gradient written by hand gains nothing here.
+    The parameters hold the gates in the order i, f, n, o. Here autograd computes the gradient on a CPU, too.
     """
     if gates.is_cuda and gates.dtype == recurrent.dtype:
         hidden, new = torch.ops.aten._thnn_fused_lstm_cell(*_rows(gates, recurrent, cell))[:2]
@@ -161,14 +161,14 @@ def run_rnn(
 ) -> tuple[Tensor, RecurrentState]:
     """Run a network over inputs (B, T, I) -> outputs (B, T, D H), and the top layer's last states, D x (B, H).
 
-    With residual connections, the hidden parts of the last states are the layer's last outputs.
+    If the top layer has a residual connection, its last hidden states are its last outputs, which include its input.
 
-    lengths: int64 (B,) of the sentences; outputs beyond them are zero, and the backward direction starts at them; by
-    default all sentences have T positions. start: initial states of one direction; by default zeros. layers: the result
-    of `prepare_layers`; by default prepared here, with `residual`.
+    lengths: int64 (B,) of the sentences; outputs beyond a sentence's end are zero, and the backward direction starts at
+    its end; by default all sentences have T positions. start: initial states of one direction; by default zeros.
+    layers: the result of `prepare_layers`; by default prepared here, with `residual`.
 
-    A GPU runs torch's own call. On a CPU, with lengths that are on a GPU, and with residual connections, a loop runs,
-    whose weight gradients are computed once after the backward loop.
+    A GPU runs torch's own call. A loop runs instead on a CPU, if `lengths` is on a GPU, or for several layers with
+    residual connections. The loop's weight gradients are computed once, after the backward loop.
     """
     packs = lengths is None or lengths.device.type == "cpu"
     if inputs.device.type != "cpu" and packs and not (residual and rnn.num_layers > 1):
@@ -232,7 +232,7 @@ def _run_layer(
 
 
 def _run_cells(rnn: Recurrent, layer: PreparedLayer, gates: Tensor, start: LayerState) -> tuple[Tensor, Tensor | None]:
-    """Run the steps: gates (T, B, G), state before -> hidden and cell states (T, B, H), or all with D in front."""
+    """Run all steps: gates (T, B, G), initial state -> hidden and cell states (T, B, H), or all with D in front."""
     state, states = start, []
     with loop():
         for step in gates.unbind(-3):
@@ -382,7 +382,7 @@ class Encoder(nn.Module):
             summary = states.sum(1) / valid.sum(1, keepdim=True).to(states.dtype)
         else:
             summary = torch.cat([*final.hidden, *final.cell], dim=-1)
-        # Reading lengths from a GPU would wait for it. They are there only in training, where no sentence is empty.
+        # Reading lengths from a GPU would wait for it. Only training has lengths on a GPU, and no empty sentence.
         nonempty = lengths.is_cuda or bool((lengths > 0).all())
         return Encoded(self.dropout(states), self.dropout(summary), valid, nonempty)
 

@@ -43,8 +43,9 @@ class Forced(NamedTuple):
     """The result of forced decoding."""
 
     log_probs: Tensor  # (B, T) log-probability of each target token; 0 at padding
-    weights: Tensor | None  # (B, T, S) attention weights, or their posterior with a latent alignment; None without any
-    detail: Detail | None = None
+    # (B, T, S) attention weights, or their posterior with a latent alignment; None without attention
+    weights: Tensor | None
+    detail: Detail | None = None  # what each head did, if asked for
 
 
 class Seq2Seq(nn.Module):
@@ -66,8 +67,8 @@ class Seq2Seq(nn.Module):
         super().__init__()
         self.source_embedding, self.target_embedding = source_embedding, target_embedding
         self.encoder, self.bridge, self.decoder, self.output = encoder, bridge, decoder, output
-        self.policy = policy  # trains sampled positions
-        self.inference = inference  # trains a variational attention
+        self.policy = policy  # trains sampled positions by REINFORCE; None for other alignments
+        self.inference = inference  # trains a variational attention; None for other alignments
         self.dropout = embedding_dropout
 
     @property
@@ -86,7 +87,7 @@ class Seq2Seq(nn.Module):
         return self.decoder.copy is not None
 
     def record_log_weights(self) -> None:
-        """Make the attention return log-weights, for guided alignment."""
+        """Make the attention return log-weights, for guided alignment and variational attention."""
         if self.decoder.attention is not None:
             for module in self.decoder.attention.modules():
                 if isinstance(module, SoftmaxNormalizer):
@@ -214,7 +215,7 @@ class SearchEnsemble:
     """
 
     def __init__(self, members: Sequence[Any]) -> None:
-        """members: models with the methods `encode` and `step`, plain ones or models prepared for search."""
+        """members: models with the methods `encode` and `step`: Seq2Seq, or prepared for search."""
         self.members = tuple(members)
 
     def encode(self, source: Tensor, lengths: Tensor, *vocabulary: Tensor) -> EnsembleState:
