@@ -1,8 +1,8 @@
 """One sentence pair in depth: probabilities, attention with its heads, window and stops, and gradient saliency.
 
 Saliency is how much the probability of an output token depends on each source token; compare it with attention weights.
-Shapes: S source positions, T target positions, E embedding, N heads, or target tokens whose gradients are computed at
-a time.
+Shapes: S source positions, T target positions, E width of an embedding; N heads in an `Explanation`, else N copies of a
+sentence pair in a batch, each for one target token.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ class Explanation:
     centres: list[float] | None  # centre of each step's window; None unless the attention is local
     reach: int | None  # positions of the window on either side of its centre
     stops: list[int | None] | None  # position where each step of a monotonic attention stopped; None past the end
-    saliency: NDArray[np.floating[Any]] | None  # (T, S) shares of the gradient norms; each row sums to 1
+    saliency: NDArray[np.floating[Any]] | None  # (T, S) gradient norms, scaled so that each row sums to 1
 
     @property
     def log_prob(self) -> float:
@@ -132,7 +132,7 @@ def _target(translator: Translator, target: str | Sequence[str]) -> tuple[list[i
 
 
 def saliency(model: Seq2Seq, batch: Batch) -> NDArray[np.floating[Any]]:
-    """Compute the shares of the gradient norms of one pair (T, S); each row sums to 1."""
+    """Compute the saliency of a batch of one pair: gradient norms (T, S), divided by the sum of their row."""
     norms = gradient_norms(model, batch)
     totals = norms.sum(1, keepdims=True)
     shares: NDArray[np.floating[Any]] = norms / np.where(totals > 0, totals, 1.0)
@@ -143,7 +143,7 @@ def gradient_norms(model: Seq2Seq, batch: Batch) -> NDArray[np.floating[Any]]:
     """Compute gradient norms (T, S) of a batch of one pair, |d log p(y_t | y_<t, x) / d x_s|, with x_s the embedding of
     source token s (Simonyan et al. 2014).
 
-    Copies the pair N times, so that one backward pass computes N rows.
+    A batch of N copies of the pair lets one backward pass compute N rows.
     """
     parts = torch.split(torch.arange(batch.target_out.shape[1]), COPIES)
     # cuDNN's recurrent layers have no backward pass in evaluation mode.
@@ -178,10 +178,11 @@ def token_log_probs(model: Seq2Seq, batch: Batch, embedded: Tensor, source: Tens
 class AttentionStatistics(NamedTuple):
     """Statistics of attention weights, averaged over the target tokens of several sentences.
 
-    Rows are normalised; rows of zeros (monotonic attention past the end) are left out.
+    The weights of a target token are first scaled to sum to 1. A token whose weights are all 0 is left out: its
+    monotonic attention has passed the end of the source.
     """
 
-    entropy: float  # nats; 0 for one position, log S for uniform weights
+    entropy: float  # in nats; 0 if one position has all the weight, log S for uniform weights
     on_end: float  # share of the weight on the source's last position, </s>
 
 

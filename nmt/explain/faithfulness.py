@@ -1,7 +1,7 @@
 """Does attention explain the output? Its agreement with gradient saliency, and what masking source tokens costs.
 
 Measures sentence pairs (`faithfulness`), and reads the figures of several runs for a comparison (`read_figures`).
-Shapes: N copies of a sentence pair, S source positions, T target positions, E embedding, K = MASKS.
+Shapes: N copies of a sentence pair, S source positions, T target positions, E width of an embedding, K = MASKS.
 """
 
 import zlib
@@ -39,8 +39,8 @@ class PairFigures(NamedTuple):
     """The figures of one sentence pair. A model without attention has no entries "attention"."""
 
     tau: Array | None  # (T,) rank correlation of attention and saliency, NaN where undefined; None without attention
-    curves: dict[str, Array]  # (T, K + 1) masking curve by order of masking
-    links: dict[str, set[Link]]  # links between words, from attention and from saliency
+    curves: dict[str, Array]  # (T, K + 1) masking curve for each order in ORDERS
+    links: dict[str, set[Link]]  # links between words, for "attention" and "saliency"
 
 
 def faithfulness(
@@ -57,7 +57,7 @@ def faithfulness(
     def measure(progress: Callable[[int], object]) -> Iterator[PairFigures]:
         for i in group.share(chosen):
             yield measure_pair(translator, sources[i], references[i], i + 1)
-            progress(group.size)  # this rank counts for all, which are about as far
+            progress(group.size)  # each rank has measured about as many sentences as this one
 
     bar = tqdm(total=len(chosen), desc="explain", unit=" sent", disable=group.hides_progress)
     with evaluation_mode(translator.single), bar:
@@ -66,9 +66,9 @@ def faithfulness(
 
 
 def measure_pair(translator: Translator, source: str, reference: str, number: int) -> PairFigures:
-    """Measure one sentence pair, whose texts alone determine its random order.
+    """Measure one sentence pair. Its random order of masking is seeded by the two texts, so that it is reproducible.
 
-    number: line number, for warnings of sentences that are cut.
+    number: line number of the pair, for the warning if a sentence is cut.
     """
     tokenizers, model = translator.tokenizers, translator.single
     (source_ids,), (source_pieces,) = translator.encode([source], number)
@@ -93,14 +93,14 @@ def measure_pair(translator: Translator, source: str, reference: str, number: in
 
 @torch.no_grad()
 def _curves(model: Seq2Seq, batch: Batch, orders: Mapping[str, NDArray[np.int64]]) -> dict[str, Array]:
-    """Mask source tokens of a batch of one pair in the given orders: positions (T, n) -> masking curves (T, K + 1)."""
+    """Mask the source of a batch of one pair in several orders: positions (T, n) each -> masking curves (T, K + 1)."""
     S, T = batch.source.shape[1], batch.target_out.shape[1]
     masks = [np.zeros((T, 1, S), bool)]  # the first copy of each target token masks nothing
     masks += [np.logical_or.accumulate(np.eye(S, dtype=bool)[order], axis=1) for order in orders.values()]
     rows = np.repeat(np.arange(T), sum(mask.shape[1] for mask in masks))[:, None]
     wanted = np.concatenate([rows, np.concatenate(masks, axis=1).reshape(-1, S)], axis=1)
-    # Different orders have some masks in common. Each distinct copy is computed once.
-    copies, places = np.unique(wanted, axis=0, return_inverse=True)  # sorted by target token
+    # Different orders have some masks in common. Each distinct copy is computed once, sorted by target position.
+    copies, places = np.unique(wanted, axis=0, return_inverse=True)
     at_a_time = max(1, TOKENS // max(S, T))
     parts = [copies[start : start + at_a_time] for start in range(0, len(copies), at_a_time)]
     work = partial(_masked_log_probs, model, batch)
@@ -163,9 +163,9 @@ def masking_order(weights: Array, random: Array) -> NDArray[np.int64]:
 def masking_curves(masked: Array, unmasked: Array) -> Array:
     """Compute the share of a token's probability that masking leaves, min(1, p(y_t | masked) / p(y_t)).
 
-    Log-probabilities (T, n) with 1 to n <= K tokens masked, (T,) with none -> (T, K + 1), from 0 masks on. If the
-    source has only n < K tokens, the last value is repeated. The ratio is cut at 1: an improbable token can become a
-    thousand times as probable, which would outweigh all others.
+    masked: (T, n) log-probabilities with the first 1, 2, ... n tokens masked, n <= K; unmasked: (T,) log-probabilities
+    without masks. Returns (T, K + 1) with 0 to K masks. If the source has n < K tokens, the last value is repeated.
+    The ratio is cut at 1: an improbable token can become a thousand times as probable, which would outweigh all others.
     """
     kept = np.exp(np.minimum(masked - unmasked[:, None], 0.0))
     curves = np.concatenate([np.ones((len(kept), 1)), kept], axis=1)
@@ -200,7 +200,7 @@ class Figures(BaseModel):
 def read_figures(values: object) -> dict[str, Any]:
     """Read the figures of a run from its results.json, AER in percent; {} if the run has none.
 
-    Raises ValueError for anything else.
+    Raises ValueError if the values are damaged.
     """
     if values is None:
         return {}
@@ -216,7 +216,7 @@ def run_figures(figures: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def system_figures(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Average each figure over the runs that have it, with standard deviations, and masking curves by order."""
+    """Average each figure over the runs that have it, with its standard deviation, and average the masking curves."""
     row: dict[str, Any] = {
         "faithfulness_sentences": min((run["faithfulness_sentences"] for run in runs if run), default=None),
         "masking_curves": {},

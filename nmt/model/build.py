@@ -124,7 +124,7 @@ def initialize(model: Seq2Seq) -> None:
     """Set all parameters to random initial values.
 
     Matrices are Glorot-uniform, recurrent matrices orthogonal (Saxe et al. 2014), biases zero. Embeddings have a length
-    of about 1, that of padding 0. Scalars and layer norms keep the initial values of their modules.
+    of about 1, and the embedding of padding is 0. Scalars and layer norms keep the initial values of their modules.
 
     At first, an LSTM's input and output gates are half open, so that its output is about a quarter of its candidate and
     a stack of layers hardly sees the words. Therefore the candidate's input matrix is multiplied by 4.

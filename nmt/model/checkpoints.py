@@ -27,7 +27,7 @@ from nmt.system.files import raise_system_error, read_bytes, write_atomically
 from nmt.system.machine import is_out_of_memory
 from nmt.system.run import RunDirectory
 
-BEST, LAST = "best.safetensors", "last.pt"  # the best validation's parameters; the state from which a run resumes
+BEST, LAST = "best.safetensors", "last.pt"  # parameters of the best validation; training state to resume from
 METADATA = "nmt"  # the key under which a safetensors file holds all that is not a tensor, as JSON
 MAX_METADATA = 2**20  # bytes
 MAX_WEIGHTS = 2**36  # bytes
@@ -38,7 +38,7 @@ UNFIT = "is corrupt, or the checkpoint of another model"
 def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
     """Write a checkpoint atomically, in the format of the suffix.
 
-    A .safetensors file takes {"model": parameters} and values for JSON, a .pt file takes any state.
+    A .safetensors file takes {"model": parameters} and further values that JSON can hold, a .pt file any state.
     """
     if path.suffix == Path(BEST).suffix:
         write_atomically(path, to_safetensors(state))
@@ -126,7 +126,7 @@ def _sizes(tokenizers: Tokenizers) -> tuple[int, int, tuple[int, int]]:
 
 
 def load_weights(model: Seq2Seq, path: Path) -> None:
-    """Fill a model from a checkpoint. Raises UserError if it does not fit."""
+    """Fill a model from a checkpoint. Raises UserError if the checkpoint is damaged or does not fit the model."""
     checkpoint = _read(path)
     _check_fit(model, checkpoint, path)
     model.load_state_dict(checkpoint["model"])
@@ -175,7 +175,7 @@ def _check_fit(model: Seq2Seq, checkpoint: dict[str, Any], path: Path) -> None:
 
 
 def same_form(weights: Any, own: dict[str, Tensor]) -> bool:  # noqa: ANN401
-    """Return whether `weights` have the names and shapes of a model's parameters `own`, and their types or float16."""
+    """Return whether `weights` have the names, shapes and types of a model's parameters `own`; float16 fits, too."""
     if not isinstance(weights, dict) or weights.keys() != own.keys():
         return False
     return all(

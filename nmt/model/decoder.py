@@ -132,7 +132,7 @@ class Products(ABC):
 
     @abstractmethod
     def read_out_partly(self, output: Tensor, word: Tensor) -> Tensor:
-        """Compute the sum inside the readout's activation without its context term: (..., H), words -> (..., P)."""
+        """Compute the readout before its activation, without the context term: outputs (..., H), words -> (..., P)."""
 
     @abstractmethod
     def contexts(self, values: Tensor) -> Tensor:
@@ -189,7 +189,7 @@ class BatchProducts(Products):
 
 
 class Pending(NamedTuple):
-    """A step of a latent alignment whose posterior can be computed once its token is known. K: candidate positions."""
+    """A step whose latent position gets a posterior once the step's token is known. K: candidate positions."""
 
     readouts: Tensor  # (N, K, R) readout for each candidate position
     weights: Tensor  # (N, K) prior probability of each candidate position
@@ -203,7 +203,7 @@ class HypothesisState(NamedTuple):
     recurrent: RecurrentState
     feed: Tensor | None  # (N, R) previous readout, with input feeding
     fixed: Tensor | None  # (N, M) encoder summary that every step reads as its context, without attention
-    pending: Pending | None  # previous step, if this step reads its posterior
+    pending: Pending | None  # previous step, if this step reads the posterior of its position
 
 
 class SourceState(NamedTuple):
@@ -327,7 +327,7 @@ class Decoder(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         """conditional: the layer of the second half of a step, for "between" only; lexical: adds its result to the
-        readout, after the readout is fed back; upper: the layers above that of `rnn`, for "first_layer" only; copy:
+        readout, after the readout is fed back; upper: the layers above `rnn`, for "first_layer" only; copy:
         lets predictions copy source tokens; word_dim: E; fixed_dim: M if every step reads the encoder's summary in
         place of a context, else 0; residual: see `prepare_layers`; dropout: probability, for the readout."""
         super().__init__()
@@ -387,7 +387,7 @@ class Decoder(nn.Module):
     ) -> Decoded:
         """Predict all T steps from the embeddings (B, T, E) of the target, int64 (B, T) = <s> y_1 ... y_{T-1}.
 
-        By default this is `forward`. Only latent decoders read `target`, `output` and `infer`: they compute the
+        By default this calls `forward`. Only latent decoders read `target`, `output` and `infer`: they compute the
         probabilities of the target tokens with `output`, and in training may take the distribution over source
         positions from `infer`.
         """

@@ -35,7 +35,7 @@ class LatentPosition(NamedTuple):
     top_k: int | None  # the sum takes this many positions, the most probable ones; None takes all
     min_share: float = 0.0  # the sum leaves out positions whose weight is below this share of the largest weight
     observed: bool = False  # do later steps read the posterior given the token in place of the prior?
-    prior_share: float = 0.0  # share of the prior that is mixed into this posterior
+    prior_share: float = 0.0  # share of the prior that is mixed into the posterior that later steps read
     first_order: bool = False  # does the prior depend on the previous position, and on nothing else of the past?
 
     def strongest(self, weights: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -69,9 +69,9 @@ class LatentDecoder(Decoder):
         super().__init__(*parts, **options)
         self.latent = latent
         # If recurrent steps read words alone and the sum takes all positions, one call gives the probabilities of all
-        # tokens from all positions: no step has to wait for the posterior of the step before.
+        # tokens from all positions. Then no step has to wait for the posterior of the step before.
         at_once = self.attend == "after" and latent.top_k is None and not latent.min_share
-        # Do the positions form a Markov chain given the words?
+        # Are the positions states of a hidden Markov model? Then `_smooth` computes their posterior given all tokens.
         self.chain = latent.first_order and at_once and not self.stepped and latent.observed and not latent.prior_share
         self.stepped = self.stepped or (latent.observed and not at_once)
 
@@ -105,7 +105,7 @@ class LatentDecoder(Decoder):
     def _filter(
         self, embedded: Tensor, state: DecoderState, target: Tensor, output: OutputLayer
     ) -> tuple[Tensor, Attended, Mixture]:
-        """Run the forward algorithm -> outputs (B, T, H), attention, mixture.
+        """Run the forward algorithm, as of a hidden Markov model -> outputs (B, T, H), attention, mixture.
 
         Hidden states depend on words alone. So one call gives the probabilities of all tokens from all positions, and
         the loop over steps only attends.
@@ -159,8 +159,8 @@ class LatentDecoder(Decoder):
     def posterior(
         self, decoded: Decoded, embedded: Tensor, state: DecoderState, target: Tensor, counted: Tensor, output: Output
     ) -> Tensor | None:
-        """See Decoder. Compute the posterior of each position given the target up to its token, or given the whole
-        target if the positions form a Markov chain."""
+        """See Decoder. Compute p(s_t | y_1 ... y_t) of the position s_t of each step, or p(s_t | y_1 ... y_T) if the
+        positions are the states of a hidden Markov model."""
         posterior, prior = super().posterior(decoded, embedded, state, target, counted, output), decoded.weights
         if not self.chain or state.attended_source().memory.steering is not None:
             return posterior
@@ -208,8 +208,8 @@ class LatentDecoder(Decoder):
     ) -> tuple[Mixture, Tensor]:
         """Mix the readouts of source positions: outputs (B, T, H), weights (B, T, S), words (B, T, E) -> Mixture.
 
-        The inputs may also be those of one step, whose rows (N, ...) are grouped by sentence. Also returns the result
-        of `read_out_partly`, (B * T, P).
+        For one step of a search, pass rows (N, ...) grouped by sentence. Also returns the result of `read_out_partly`,
+        (B * T, P).
         """
         source = state.attended_source()
         assert source.contexts is not None
@@ -229,8 +229,8 @@ class LatentDecoder(Decoder):
 class InferenceNetwork(nn.Module):
     """An inference network: q(s | x, y) = softmax over s of g_t . W h_s   (Deng et al. 2018, section 4).
 
-    g_t are the states of a bidirectional network over the whole target, h_s those of the encoder; in the paper the
-    network has an encoder of its own. The softmax leaves out positions where the prior is 0, so that the divergence
+    g_t are the states of a bidirectional network over the whole target, h_s the encoder states; in the paper the
+    network has a separate encoder. The softmax leaves out positions where the prior is 0, so that the divergence
     from the prior is finite.
     """
 

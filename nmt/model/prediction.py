@@ -68,7 +68,7 @@ class Readout(nn.Module):
         return self.activation(projected)
 
     def parts(self) -> tuple[Tensor, Tensor]:
-        """Split W by columns: those for output and word (P, H + E), and those for the context (P, M)."""
+        """Split W into its columns for output and word (P, H + E) and its columns for the context (P, M)."""
         of_state, of_context, of_word = torch.split(self.proj.weight, list(self.sizes), dim=1)
         return torch.cat([of_state, of_word], dim=1), of_context.contiguous()
 
@@ -96,8 +96,7 @@ class LexicalModel(nn.Module):
         return self.of_attended(torch.bmm(weights.to(words.dtype), words))
 
     def of_attended(self, words: Tensor) -> Tensor:
-        """Compute the result from the weighted sum of embeddings, or from the embedding of one position: (..., E) ->
-        (..., E)."""
+        """Compute the result from a weighted sum of embeddings, or from one embedding: (..., E) -> (..., E)."""
         attended = torch.tanh(words)
         projected: Tensor = self.proj(attended)
         return torch.tanh(projected) + attended
@@ -147,11 +146,11 @@ class Components(NamedTuple):
     """The distributions and source tokens from which the distributions of n target positions are mixed."""
 
     readouts: Tensor  # (n, K, R); the output layer makes a distribution from each of the K readouts
-    shares: Tensor  # (n, K + S) share of each of these distributions and of each source token; S = 0 without copying
+    shares: Tensor  # (n, K + S) share of each of the K distributions and of each source token; S = 0 without copying
     tokens: Tensor  # int64 (n, S) source tokens
 
     def probabilities(self, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
-        """Compute the mixed distributions with an output layer (V, R), (V,) -> (n, V)."""
+        """Compute the mixed distributions with an output layer: weight (V, R), bias (V,) -> (n, V)."""
         probs, shares = matmul(self.readouts, weight, bias).softmax(-1, dtype=dtype), self.shares
         if self.tokens.shape[1]:
             shares = shares.to(dtype)
@@ -203,7 +202,7 @@ class Prediction(ABC):
     def posterior_weights(self, weights: Tensor | None, output: OutputLayer, target: Tensor) -> Tensor | None:
         """Compute the attention weights (B, T, S) given also the predicted tokens y_1 ... y_T, int64 (B, T).
 
-        Only a mixture has such a posterior; other predictions return `weights` unchanged.
+        Only a mixture has a posterior; other predictions return `weights` unchanged.
         """
         return weights
 
@@ -279,7 +278,7 @@ class Mixture(Prediction):
         return Components(rows, self.weights.flatten(0, 1), rows.new_empty(len(rows), 0, dtype=torch.int64))
 
     def token_log_probs(self, output: OutputLayer, tokens: Tensor) -> Tensor:
-        """Compute log p(y_t | h_s) of tokens y_t, int64 with B * T elements -> (B, T, K), where weights are above 0."""
+        """Compute log p(y_t | h_s) of tokens y_t, int64 with B * T elements -> (B, T, K), 0 where the weight is 0."""
         operands = output.operands(self.readouts.flatten(0, 1))
         log_probs = target_log_probs(*operands, self.weights.flatten(0, 1), tokens.flatten())
         return log_probs.view_as(self.weights)
@@ -337,8 +336,8 @@ class CopyGate(nn.Module):
     The gate g = sigmoid(v . r + b) reads the readout r, while in eq. 8 it reads context, decoder output and previous
     word. So a search computes g from the readouts it already has, without further products of contexts and words.
 
-    p_vocab also takes the share of attention that no token can be copied from: the weight on </s>, and what is missing
-    to 1 in the weights of a window or of a monotonic alignment.
+    The share of p_vocab also gets the attention that copies nothing: the weight on </s>, and the difference from 1 if
+    the weights of a window or of a monotonic alignment sum to less.
     """
 
     def __init__(self, readout_dim: int) -> None:
@@ -351,7 +350,7 @@ class CopyGate(nn.Module):
         logit, never = wide(logit), source == NEVER
         weights = weights.to(logit.dtype).masked_fill(never[:, None], 0.0)
         left = (1 - weights.sum(-1, keepdim=True)).clamp_min(0.0)
-        copies = torch.sigmoid(-logit)  # 1 - g, without the rounding error of that difference where g is nearly 1
+        copies = torch.sigmoid(-logit)  # 1 - g, but without the rounding error of a difference where g is nearly 1
         shares = torch.cat([torch.sigmoid(logit) + copies * left, copies * weights], dim=-1)
         return Copying(readouts, shares, source.masked_fill(never, 0))
 

@@ -187,21 +187,22 @@ def run_rnn(
 def _add_residual(
     below: Tensor, final: RecurrentState, outputs: Tensor, last: RecurrentState
 ) -> tuple[Tensor, RecurrentState]:
-    """Add the outputs and last states of the layer below to those of a layer with a residual connection."""
+    """Add the outputs and last states of the layer below to the outputs and last states of a residual layer."""
     return below + outputs, last._replace(hidden=tuple(map(torch.add, final.hidden, last.hidden)))
 
 
 class _Order:
-    """The ends of the sentences, and the order in which the backward direction reads them."""
+    """The ends of the sentences, and the order in which the backward direction reads their tokens."""
 
     def __init__(self, lengths: Tensor, inputs: Tensor) -> None:
         B, T, device = *inputs.shape[:2], inputs.device
         lengths = lengths.to(device, non_blocking=True)
         positions, rows = torch.arange(T, device=device)[:, None], torch.arange(B, device=device)
         self.valid = (positions < lengths).T[:, :, None]  # (B, T, 1)
-        self.last = lengths - 1, rows  # (B,), (B,): last position and row of each sentence
+        self.last = lengths - 1, rows  # (B,), (B,): last position and batch index of each sentence
         reverse = torch.where(positions < lengths, lengths - 1 - positions, positions)  # (T, B)
-        self.reverse = (reverse * B + rows).flatten()  # (T B,): rows of (T, B) with each sentence reversed
+        # (T B,): the indices into flattened (T, B) that reverse each sentence
+        self.reverse = (reverse * B + rows).flatten()
 
 
 def _run_layer(
@@ -274,7 +275,7 @@ class UpperLayers(nn.Module):
     """
 
     def __init__(self, layers: Sequence[Recurrent], residual: int = 0) -> None:
-        """layers: those above the first layer, the lowest first; residual: see `prepare_layers`."""
+        """layers: all layers above the first, the lowest first; residual: see `prepare_layers`."""
         super().__init__()
         self.layers, self.residual = nn.ModuleList(layers), residual
 
@@ -353,7 +354,7 @@ class Encoder(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         """summary: "final" joins the last states of the top layer's directions, with the cell states of an LSTM; "mean"
-        averages the encoder states; upper: layers of one direction above those of `rnn`; residual: see
+        averages the encoder states; upper: layers of one direction above `rnn`; residual: see
         `prepare_layers`; dropout: applied to states and summary."""
         super().__init__()
         self.rnn, self.residual, self.upper = rnn, residual, upper

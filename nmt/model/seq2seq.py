@@ -125,7 +125,7 @@ class Seq2Seq(nn.Module):
         return self.decoder.teacher_force(embedded, state, target, self.output, infer)
 
     def _infer(self, target_out: Tensor, state: DecoderState, prior: Tensor) -> Inferred:
-        """Run the inference network: y_1 ... y_T int64 (B, T), prior (B, T, S) -> its distribution over positions."""
+        """Run the inference network: y_1 ... y_T int64 (B, T), prior (B, T, S) -> distribution q over positions."""
         assert self.inference is not None
         lengths = target_out.ne(int(self.target_embedding.padding_idx or 0)).sum(1)
         embedded = self._embed_target(target_out)
@@ -221,13 +221,13 @@ class SearchEnsemble:
     def encode(self, source: Tensor, lengths: Tensor, *vocabulary: Tensor) -> EnsembleState:
         """Encode source tokens int64 (B, S) with lengths int64 (B,) on the CPU -> the decoders' initial states.
 
-        vocabulary: see SearchModel.encode.
+        vocabulary: a shortlist or nothing, see nmt.translate.prepared_model.
         """
         return EnsembleState(tuple(member.encode(source, lengths, *vocabulary) for member in self.members))
 
     def step(self, tokens: Tensor, state: EnsembleState) -> StepOutput[EnsembleState]:
-        """Predict the next token from the previous tokens, int64 (N,) -> log of the mean probabilities, float32
-        (N, V), as logits; mean attention (N, S); next state."""
+        """Predict the next token from the previous tokens, int64 (N,). As logits it returns the log of the mean
+        probabilities, float32 (N, V), and as weights the mean attention (N, S)."""
         steps = [member.step(tokens, its_state) for member, its_state in zip(self.members, state.members, strict=True)]
         log_probs = log_mean([step.logits.log_softmax(-1, dtype=torch.float32) for step in steps])
         return StepOutput(log_probs, _mean([s.weights for s in steps]), EnsembleState(tuple(s.state for s in steps)))
