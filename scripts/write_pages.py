@@ -274,14 +274,26 @@ def group_section(group: str, configs: Path, types: Types, meanings: dict[str, s
 
 
 def choices_table(configs: Path) -> str:
-    """Return a Markdown table with a row for each group."""
-    rows = ["| Group | Choices |", "|---|---|"]
+    """Return a Markdown table with a row for each group. The parts of an attention have the defaults of its preset."""
+    defaults = default_choices(configs)
+    rows = ["| Group | Default | Choices |", "|---|---|---|"]
     for page, groups in GROUPS.items():
         for group in groups:
             names = [name for name in choices(configs, group) if not name.startswith("_") and name != "as_trained"]
             listed = ", ".join(f"`{name}`" for name in names + (["basic"] if group.startswith("hydra/") else []))
-            rows.append(f"| [`{group}`]({page}.md) | {listed} |")
+            default = "by preset" if group.startswith("attention/") else f"`{defaults.get(group, 'basic')}`"
+            rows.append(f"| [`{group}`]({page}.md) | {default} | {listed} |")
     return "\n".join(rows)
+
+
+def default_choices(configs: Path) -> dict[str, str]:
+    """Return the choice of each group in the defaults lists of nmt-train and of its encoder."""
+    chosen = {}
+    for name, prefix in (("train", ""), ("encoder/gru", "encoder/")):
+        items = yaml.safe_load((configs / f"{name}.yaml").read_text(encoding="utf-8"))["defaults"]
+        pairs = [pair for item in items if isinstance(item, dict) for pair in item.items()]
+        chosen |= {f"{prefix}{group}": str(choice or "null") for group, choice in pairs}
+    return chosen
 
 
 def pages(configs: Path) -> dict[str, str]:
