@@ -105,7 +105,7 @@ def lstm_gates(gates: Tensor, recurrent: Tensor, cell: Tensor) -> tuple[Tensor, 
     """Compute an LSTM's next states h', c' from W x + b (..., 4H), U h + b' (..., 4H) and c (..., H).
 
     h' = o tanh(c') and c' = f c + i n, with i, f, o = sigmoid and n = tanh of the sums W x + U h (Gers et al. 2000).
-    The parameters hold the gates in the order i, f, n, o. Here autograd computes the gradient on a CPU, too.
+    The parameters hold the gates in the order i, f, n, o. On a CPU, autograd computes the gradient.
     """
     if gates.is_cuda and gates.dtype == recurrent.dtype:
         hidden, new = torch.ops.aten._thnn_fused_lstm_cell(*_rows(gates, recurrent, cell))[:2]
@@ -383,7 +383,7 @@ class Encoder(nn.Module):
             summary = states.sum(1) / valid.sum(1, keepdim=True).to(states.dtype)
         else:
             summary = torch.cat([*final.hidden, *final.cell], dim=-1)
-        # Reading lengths from a GPU would wait for it. Only training has lengths on a GPU, and no empty sentence.
+        # Reading lengths from a GPU would wait for it. Only training has them on a GPU, and it has no empty sentences.
         nonempty = lengths.is_cuda or bool((lengths > 0).all())
         return Encoded(self.dropout(states), self.dropout(summary), valid, nonempty)
 
