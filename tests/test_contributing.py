@@ -1,4 +1,4 @@
-"""The steps in CONTRIBUTING to add a score, a loss and a search method work in a copy of the project."""
+"""The steps in CONTRIBUTING to add a score, a loss, a loss term and a search method work in a copy of the project."""
 
 import os
 import re
@@ -80,7 +80,7 @@ def passed(root: Path, *arguments: str) -> int:
     return int(re.findall(r"(\d+) passed", done.stdout)[0])
 
 
-@pytest.mark.parametrize("what", ["score", "loss", "search"])
+@pytest.mark.parametrize("what", ["score", "loss", "loss term", "search"])
 def test_five_steps_fit_the_code(what: str, tmp_path: Path) -> None:
     copy_with_steps(what, tmp_path)
 
@@ -101,6 +101,19 @@ def test_five_steps_make_a_loss_that_trains(tmp_path: Path) -> None:
     assert "training.r_drop=1.0 needs objective=likelihood, but objective.kind=focal; set it to 0" in refused.stderr
     assert "train/focal_loss" in (tmp_path / "run" / "metrics.jsonl").read_text()
     assert passed(tmp_path, "tests/training/test_focal.py") == 1
+
+
+@pytest.mark.slow
+def test_five_steps_make_a_loss_term_that_trains(tmp_path: Path) -> None:
+    copy_with_steps("loss term", tmp_path)
+    assert "attention_entropy: 0.1" in train(tmp_path, "training.attention_entropy=0.1")
+    assert "train/entropy_loss" in (tmp_path / "run" / "metrics.jsonl").read_text()
+    main = "from nmt.cli.train import main; main()"
+    for attention, needed in (("none", "an attention"), ("hard", "a gradient through the weights")):
+        refused = python(tmp_path, "-c", main, *TINY, "training.attention_entropy=0.1", f"attention={attention}")
+        assert f"training.attention_entropy=0.1 needs {needed}, but" in refused.stderr
+    assert passed(tmp_path, "tests/training/test_entropy.py") == 1
+    assert passed(tmp_path, "tests/training/test_losses.py", "-k", "added_with_its_weight and entropy") == 1
 
 
 @pytest.mark.slow
