@@ -112,6 +112,11 @@ def test_five_steps_make_a_loss_term_that_trains(tmp_path: Path) -> None:
     for attention, needed in (("none", "an attention"), ("hard", "a gradient through the weights")):
         refused = python(tmp_path, "-c", main, *TINY, "training.attention_entropy=0.1", f"attention={attention}")
         assert f"training.attention_entropy=0.1 needs {needed}, but" in refused.stderr
+    saved = tmp_path / "run" / "config.yaml"  # now as a run that was saved before the key existed
+    saved.write_text(saved.read_text().replace("  attention_entropy: 0.1\n", ""))
+    main = "from nmt.cli.translate import main; main()"
+    done = python(tmp_path, "-c", main, "run=run", stdin="the cat\n")
+    assert done.returncode == 0, done.stderr
     assert passed(tmp_path, "tests/training/test_entropy.py") == 1
     assert passed(tmp_path, "tests/training/test_losses.py", "-k", "added_with_its_weight and entropy") == 1
 
