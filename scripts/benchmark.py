@@ -108,7 +108,7 @@ class Bench:
                 tokens += batch.target_tokens
                 padded += batch.target_out.numel()
         rate = float(np.median(rates))
-        cost = flops_per_token(self.model, batches.load(plan[0][:SENTENCES], 0)[0])
+        cost = flops_per_token(self.model, batches.load(plan[0][:SENTENCES], 0))
         return {
             "tokens_per_second": tokens / seconds,
             "milliseconds_an_update": 1000 * seconds / updates,

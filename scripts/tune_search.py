@@ -88,7 +88,7 @@ class Tuning:
     def search(self, setting: dict[str, Any]) -> schema.Search:
         """Return the search settings. Raises UserError for values that are impossible or that the model cannot use."""
         search = merge_search(self.config.search, changes(setting, self.config.search))
-        return self.translator.with_search(search).search
+        return self.translator.with_search(search).settings
 
     def measure(self, setting: dict[str, Any], bar: Any) -> None:  # noqa: ANN401
         """Translate and score the validation set with a setting, and add a row to the results."""

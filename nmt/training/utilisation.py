@@ -7,6 +7,7 @@ backward pass of the model, whatever else an objective computes (passes of R-Dro
 import copy
 import json
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,28 +26,28 @@ RATES = "product_rates.json"  # in data.cache_dir: FLOP/s by device and precisio
 SIDES = 512, 8192  # rows of the smallest and of the largest square matrices
 ENOUGH = 0.01  # seconds of a product that is long enough to be measured
 REPEATS = 3
-SENTENCES = 8  # whose FLOPs are counted, each of another batch
+SENTENCES = 4  # the FLOPs of this many sentence pairs are counted, each from another batch
 
 
 def ideal_seconds(trainer: Trainer, cache: Path) -> float:
     """Return the seconds per target token of an update whose matrix products run at the rate of one large product."""
     numbers = np.linspace(0, len(trainer.plan) - 1, SENTENCES).astype(int)
-    indices = np.array([trainer.plan[number][0] for number in numbers])
-    (batch,) = trainer.batches.load(indices, 0)
-    return flops_per_token(trainer.model, batch) / cached_product_rate(trainer.machine, cache)
+    pairs = [batch for number in numbers for batch in trainer.batches.load(trainer.plan[number][:1], 0)]
+    return flops_per_token(trainer.model, pairs) / cached_product_rate(trainer.machine, cache)
 
 
-def flops_per_token(model: Seq2Seq, batch: Batch) -> float:
-    """Count the FLOPs of an update's matrix products per target token of a batch on the CPU.
+def flops_per_token(model: Seq2Seq, batches: Sequence[Batch]) -> float:
+    """Count the FLOPs of an update's matrix products per target token of batches on the CPU.
 
     The count is three times that of the forward pass, because the backward pass takes twice as many.
     """
     # In float64, because the counter does not know the fused kernels of float32.
     double = copy.deepcopy(model).cpu().double().eval().requires_grad_(False)
     with torch.random.fork_rng(devices=[]), FlopCounterMode(display=False) as counter:
-        decoded = double(batch.source, batch.lengths, batch.target_in)
-        double.output(decoded.readouts)
-    return float(3 * counter.get_total_flops() / batch.target_tokens)
+        for batch in batches:
+            decoded = double(batch.source, batch.lengths, batch.target_in)
+            double.output(decoded.readouts)
+    return float(3 * counter.get_total_flops() / sum(batch.target_tokens for batch in batches))
 
 
 def cached_product_rate(machine: Machine, cache: Path) -> float:

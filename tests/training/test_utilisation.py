@@ -24,7 +24,7 @@ def test_a_larger_vocabulary_adds_the_flops_of_its_rows() -> None:
     batch = Batch(np.arange(2), sentences, torch.tensor([6, 5]), sentences, sentences, target_tokens=10)
     small, large = (build_model(config, size, size, (0, 0)) for size in (20, 50))
     readout = small(sentences, batch.lengths, sentences).readouts.shape[-1]
-    counts = [utilisation.flops_per_token(model, batch) for model in (small, large)]
+    counts = [utilisation.flops_per_token(model, [batch]) for model in (small, large)]
     assert counts[1] - counts[0] == pytest.approx(3 * 2 * readout * (50 - 20) * 12 / 10)
     assert counts[0] > 3 * 2 * readout * 20 * 12 / 10  # encoder, attention and cells
 
