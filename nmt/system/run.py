@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from nmt.data.prepared import Prepared
 
 RUN_SECTIONS = {"attention", "decoder", "encoder", "tokenizer", "training"}  # every run's configuration has them
+SET_BY_PRESETS = {"encoder", "decoder"}  # groups whose choice a preset of attention may set
 LOCK, SWEEP = ".lock", ".nmt-sweep"  # files that mark a run in progress and the directory of a sweep
 ERROR = "error.txt"  # the reason why a job of a sweep failed, and its overrides
 EVALUATION = "evaluation.json"  # describes an evaluation whose results are in a folder that is not a run
@@ -220,10 +221,12 @@ class RunDirectory:
     def recorded_choices(self) -> dict[str, Any]:
         """Return by key the group choices and overrides of the first start that affect results, except the seed.
 
-        Choices that another choice implies, such as attention/score by attention=bahdanau, are left out.
+        Choices that another choice implies are left out, such as attention/score by attention=bahdanau, and encoder=lstm
+        by attention=gnmt.
         """
         groups = self.first_start().get("choices", {})
-        choices = {group: choice for group, choice in groups.items() if "/" not in group} | self.overrides()
+        chosen = {group: groups[group] for group in groups if "/" not in group and group not in SET_BY_PRESETS}
+        choices = chosen | self.overrides()
         return {key: value for key, value in choices.items() if key not in NO_EFFECT_KEYS and key != "seed"}
 
     def system_digest(self) -> str:

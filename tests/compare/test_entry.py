@@ -25,7 +25,9 @@ def test_a_run_tells_all_that_is_known_of_it() -> None:
     entry, test_set = read_run(Path("a"), "test")
     assert (test_set.sources, test_set.references, test_set.settings) == (SOURCES, REFERENCES, PLAIN)
     assert (entry.name, entry.hypotheses, entry.seed) == ("a", worsened(3), 7)
-    assert entry.choices == {"attention": "luong_dot", "encoder": "gru"}
+    assert entry.choices == {"attention": "luong_dot"}  # the preset may have chosen the encoder
+    make_run(Path("b"), worsened(3), "attention=luong_dot", "encoder=gru")
+    assert read_run(Path("b"), "test")[0].choices == {"attention": "luong_dot", "encoder": "gru"}
     assert entry.aer == pytest.approx(50.0)  # one of two links is right
     assert (entry.parameters, entry.sentences_per_second) == (1234, 50.0)
     curve = [Validation(10, 1.0, 10.0, 8.0), Validation(20, 2.0, 20.0, 7.0)]
