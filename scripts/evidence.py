@@ -28,7 +28,7 @@ from nmt.config.schema import NO_EFFECT_KEYS
 from nmt.evaluate.bleu import FORMULAS, METRICS, Counted, count, signatures
 from nmt.export.contents import shared_config, shared_manifest
 from nmt.system.files import to_json, write_atomically
-from nmt.system.run import FINISHED, RunDirectory, digest, load_values, read_json, runs_below
+from nmt.system.run import FINISHED, SET_BY_PRESETS, RunDirectory, digest, load_values, read_json, runs_below
 from nmt.system.text_table import markdown
 
 SPLITS = ("validation", "test")
@@ -89,7 +89,11 @@ def unpack(file: Path, split: str) -> tuple[Entry, HeldOut]:
         sources = [" ".join("x" * int(words)) for words in arrays[f"{split}/words"]]
     config, manifest, result = record["config"], record["manifest"], record["results"][split]
     settings, start = read_settings(config), manifest["starts"][0]
-    chosen = {group: choice for group, choice in start.get("choices", {}).items() if "/" not in group}
+    chosen = {
+        group: choice
+        for group, choice in start.get("choices", {}).items()
+        if "/" not in group and group not in SET_BY_PRESETS
+    }
     chosen |= override_values(start.get("overrides", []))
     entry = Entry(
         name=file.stem,
