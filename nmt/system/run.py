@@ -221,8 +221,8 @@ class RunDirectory:
     def recorded_choices(self) -> dict[str, Any]:
         """Return by key the group choices and overrides of the first start that affect results, except the seed.
 
-        Choices that another choice implies are left out, such as attention/score by attention=bahdanau, and encoder=lstm
-        by attention=gnmt.
+        Choices that another choice implies are left out, such as attention/score by attention=bahdanau, and
+        encoder=lstm by attention=gnmt.
         """
         groups = self.first_start().get("choices", {})
         chosen = {group: groups[group] for group in groups if "/" not in group and group not in SET_BY_PRESETS}
