@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import logging
 import os
 import signal
 import sys
@@ -65,6 +66,16 @@ def _private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     os.environ["NMT_CACHE"] = str(root / "cache")
     yield
     del os.environ["NMT_CACHE"]
+
+
+@pytest.fixture(autouse=True)
+def _logger() -> Iterator[None]:
+    """Restore the package's logger, whose handler a command binds to the stream that pytest captures and closes."""
+    logger = logging.getLogger("nmt")
+    handlers, level, propagate = [*logger.handlers], logger.level, logger.propagate
+    yield
+    logger.handlers, logger.propagate = handlers, propagate
+    logger.setLevel(level)
 
 
 @pytest.fixture(autouse=True)
