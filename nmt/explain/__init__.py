@@ -1,5 +1,6 @@
-"""What a model attends to.
+"""Explanations of what a model attends to, and a measure of how well attention explains the output.
 
-Begin with `explanation.py`: one sentence, with gradient saliency, and statistics of weights for training curves.
-`faithfulness.py` measures a test set, attention against gradients.
+Begin with `explanation.py`: it explains one sentence pair, with gradient saliency, and computes statistics of attention
+weights for training curves. Over a test set, `faithfulness.py` compares attention with gradient saliency, and measures
+what masking source tokens costs.
 """

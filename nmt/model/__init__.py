@@ -1,6 +1,6 @@
-"""The network: embeddings, encoder, decoder, output layer, and several models as one.
+"""The network: embeddings, encoder, decoder, output layer, and ensembles of several models.
 
-Begin with `seq2seq.py`, then `recurrent.py` (the encoder) and `decoder.py`; `prediction.py` is what a decoder predicts,
-`latent.py` decoding with a latent position. `build.py` makes a model and its attention from a configuration,
-`checkpoints.py` loads one from a file.
+Begin with `seq2seq.py`, then read `recurrent.py` (the encoder) and `decoder.py`. `prediction.py` computes the
+distribution of the next token, and `latent.py` decodes with a latent source position. `build.py` builds a model and its
+attention from a configuration, and `checkpoints.py` saves checkpoints and loads models from them.
 """
