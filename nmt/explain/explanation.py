@@ -152,7 +152,7 @@ def gradient_norms(model: Seq2Seq, batch: Batch) -> NDArray[np.floating[Any]]:
 
 
 def _norms(model: Seq2Seq, batch: Batch, rows: Tensor) -> Tensor:
-    """Compute gradient norms (N, S) for the target tokens (N,) of a batch of one pair."""
+    """Compute gradient norms (N, S) for the target positions `rows`, int64 (N,), of a batch of one pair."""
     embedded = model.source_embedding(batch.source).detach().repeat(len(rows), 1, 1).requires_grad_()
     source = batch.source.expand(len(rows), -1)
     log_probs = token_log_probs(model, batch, embedded, source, rows)
@@ -187,7 +187,7 @@ class AttentionStatistics(NamedTuple):
 
 
 def attention_statistics(alignments: Sequence[Weights]) -> AttentionStatistics:
-    """Average over the attention weights (T, S) of sentences; with several heads, pass the mean over the heads."""
+    """Compute the statistics of attention weights (T, S), one array per sentence, each the mean over the heads."""
     entropies, on_end = [np.zeros(0)], [np.zeros(0)]
     for weights in alignments:
         rows = weights[weights.any(1)]

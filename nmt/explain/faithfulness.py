@@ -1,6 +1,7 @@
-"""Does attention explain the output? Its agreement with gradient saliency, and what masking source tokens costs.
+"""Measures whether attention explains the output: how far it agrees with gradient saliency, and how much probability
+target tokens lose when source tokens are masked in the order of attention, in that of saliency or at random.
 
-Measures sentence pairs (`faithfulness`), and reads the figures of several runs for a comparison (`read_figures`).
+`faithfulness` measures sentence pairs; `read_figures` reads the figures of a run for a comparison of several runs.
 Shapes: N copies of a sentence pair, S source positions, T target positions, E width of an embedding, K = MASKS.
 """
 
@@ -36,7 +37,7 @@ FIGURES = ("tau", "aer_attention", "aer_saliency", "area_attention", "area_salie
 
 
 class PairFigures(NamedTuple):
-    """The figures of one sentence pair. A model without attention has no entries "attention"."""
+    """The figures of one sentence pair. Without attention, `curves` and `links` have no key "attention"."""
 
     tau: Array | None  # (T,) rank correlation of attention and saliency, NaN where undefined; None without attention
     curves: dict[str, Array]  # (T, K + 1) masking curve for each order in ORDERS
@@ -182,7 +183,7 @@ Share = Annotated[float, Field(ge=0, le=1, strict=True)]
 
 
 class Figures(BaseModel):
-    """The entry of results.json, whose values may have been edited; further values in it are ignored."""
+    """The form of the entry in results.json, which a user may have edited. Other keys in it are ignored."""
 
     sentences: Annotated[int, Field(gt=0, le=10**9, strict=True)]
     tau: Annotated[float, Field(ge=-1, le=1, strict=True)] | None

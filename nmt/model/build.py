@@ -115,7 +115,8 @@ def _modules(config: schema.Model, source_vocab: int, target_vocab: int, pad: tu
         embedding_dropout=EmbeddingDropout(embedding.dropout, embedding.word_dropout),
     )
     if model.inference is not None:
-        model.record_log_weights()  # the objective contains the divergence of q from the attention, its prior
+        # The loss has the divergence of the inference network's distribution from its prior, the attention weights.
+        model.record_log_weights()
     return model
 
 
@@ -127,7 +128,7 @@ def initialize(model: Seq2Seq) -> None:
     of about 1, and the embedding of padding is 0. Scalars and layer norms keep the initial values of their modules.
 
     At first, an LSTM's input and output gates are half open, so that its output is about a quarter of its candidate and
-    a stack of layers hardly sees the words. Therefore the candidate's input matrix is multiplied by 4.
+    the output of several layers hardly depends on the words. Therefore the candidate's input matrix is multiplied by 4.
     """
     embeddings = {model.source_embedding, model.target_embedding}
     tables = [embedding.weight for embedding in embeddings]
@@ -154,7 +155,7 @@ def initialize(model: Seq2Seq) -> None:
 
 
 def _gates(model: Seq2Seq, name: str) -> int:
-    rnn = model.encoder.rnn if name.startswith("encoder") else model.decoder.rnn  # `conditional` has the decoder's cell
+    rnn = model.encoder.rnn if name.startswith("encoder") else model.decoder.rnn  # `conditional` has the same type
     return {nn.RNN: 1, nn.GRU: 3, nn.LSTM: 4}[type(rnn)]
 
 

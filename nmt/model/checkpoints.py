@@ -1,7 +1,7 @@
-"""Checkpoint files, and models of runs: from configuration and tokenizers, with the parameters of a checkpoint.
+"""Writes and reads checkpoint files, and loads the models of runs from them.
 
-The parameters of a validation are a safetensors file, the full state of training is a file in torch's format. Loading
-either file executes no code in it, and allocates memory only in proportion to its size.
+The parameters of the best validation are stored as a safetensors file, the full state of training as a file in torch's
+format. Loading executes no code from either file, and allocates memory only in proportion to the file's size.
 """
 
 import errno

@@ -150,7 +150,8 @@ class BatchProducts(Products):
     word: Tensor  # (G, E) multiplies the previous word
     fixed: Tensor  # (G, M) multiplies the fixed vector; (G, 0) without one
     fed: Tensor  # (G, ...) multiplies the context and the previous readout, which only the step computes
-    # (P, H + E), (P, M): the readout's parameters for output and word, and for the context; see `read_out_partly`
+    # Two groups of columns of the readout's W: (P, H + E) multiplies output and word, (P, M) multiplies the context.
+    # None unless predictions sum over source positions.
     readout_parts: tuple[Tensor, Tensor] | None = None
 
     def word_gates(self, word: Tensor, fixed: Tensor | None) -> Tensor:
@@ -189,7 +190,7 @@ class BatchProducts(Products):
 
 
 class Pending(NamedTuple):
-    """A step whose latent position gets a posterior once the step's token is known. K: candidate positions."""
+    """A step whose token is not known yet, so that its latent position has no posterior. K: candidate positions."""
 
     readouts: Tensor  # (N, K, R) readout for each candidate position
     weights: Tensor  # (N, K) prior probability of each candidate position
@@ -203,7 +204,7 @@ class HypothesisState(NamedTuple):
     recurrent: RecurrentState
     feed: Tensor | None  # (N, R) previous readout, with input feeding
     fixed: Tensor | None  # (N, M) encoder summary that every step reads as its context, without attention
-    pending: Pending | None  # previous step, if this step reads the posterior of its position
+    pending: Pending | None  # previous step, if its latent position has yet to get its posterior; else None
 
 
 class SourceState(NamedTuple):
@@ -303,8 +304,9 @@ class Decoder(nn.Module):
       context enters the layers above, `upper` (Wu et al. 2016, section 3; there with the previous state).
 
     Training and scoring call `teacher_force`, which by default calls `forward`; only LatentDecoder overrides it.
-    If a step needs the attention or the readout of the step before, `forward` calls `forward_stepped`, a loop over the
-    target positions. Otherwise it calls `forward_fused`, which computes all steps at once. Search calls `step`.
+    If a step needs the attention or the readout of the previous step, `forward` calls `forward_stepped`, which loops
+    over the target positions. Otherwise it calls `forward_fused`, which computes all steps at once. A search calls
+    `step`.
     """
 
     sums_over_positions = False  # do predictions sum over a latent source position? True in LatentDecoder
@@ -337,7 +339,7 @@ class Decoder(nn.Module):
         self.lexical, self.upper, self.copy = lexical, upper, copy
         self.attend, self.input_feeding = attend, input_feeding
         self.word_dim, self.fixed_dim, self.residual, self.dropout = word_dim, fixed_dim, residual, Dropout(dropout)
-        # Does a step need the attention or the readout of the step before?
+        # Does a step need the attention or the readout of the previous step?
         self.stepped = input_feeding or (attention is not None and attend in ("before", "between"))
 
     def prepare(self) -> BatchProducts:
@@ -546,8 +548,11 @@ class Decoder(nn.Module):
         return Decoded(readouts, self._predict(readouts, attended.weights, state), attended)
 
     def _predict(self, readouts: Tensor, weights: Tensor | None, state: DecoderState) -> Prediction:
-        """Make the prediction from readouts (B, T, R) and weights (B, T, S), or from those of one step, (N, R) and
-        (N, S). With a copy gate, the prediction of one step is grouped by sentence: (B, N / B, ...)."""
+        """Make the prediction from readouts (B, T, R) and weights (B, T, S).
+
+        For one step of a search, pass (N, R) and (N, S). With a copy gate, the prediction is then grouped by sentence:
+        (B, N / B, ...).
+        """
         if self.copy is None or weights is None:
             return Readouts(readouts)
         tokens = state.attended_source().tokens
@@ -581,7 +586,7 @@ class Decoder(nn.Module):
             return readouts
         words = state.attended_source().words
         assert words is not None
-        # In a search step, the hypotheses of a sentence take the place of its steps: (N, S) -> (B, N / B, S).
+        # `lexical` takes weights (B, T, S). In a search step, T is the number of hypotheses of a sentence, N / B.
         added: Tensor = state.products.lexical(_by_sentence(weights, len(words)), words)
         dropped: Tensor = self.dropout(added.view(readouts.shape))
         return readouts + dropped
@@ -595,7 +600,8 @@ class Decoder(nn.Module):
         if attention is None:
             return None
         memory, past = state.attended_source()[:2]
-        hypotheses = query.shape[0] // memory.sentences  # per sentence; above 1 if they share one row of memory
+        # number of hypotheses that share one row of the memory
+        hypotheses = query.shape[0] // memory.sentences
         attended = attention.step(query.view(memory.sentences, hypotheses, -1), memory, past)
         if hypotheses == 1:
             return attended
@@ -610,7 +616,7 @@ class DecoderStep(NamedTuple):
     context: Tensor | None  # (B, M) context of the attention, or the fixed vector
     readout: Tensor | None  # (B, R) with input feeding; None otherwise, where readouts are computed after the loop
     state: DecoderState  # state before the next step
-    mixture: Mixture | None = None  # mixture over positions, if the next step reads its posterior
+    mixture: Mixture | None = None  # prediction of this step, if the next step reads the posterior of its position
 
 
 def _by_sentence(rows: Tensor, sentences: int) -> Tensor:

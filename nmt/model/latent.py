@@ -55,8 +55,9 @@ class LatentPosition(NamedTuple):
 
 
 class LatentDecoder(Decoder):
-    """Predicts p(y_t) = sum over s of a_ts p(y_t | h_s), a readout for each position s (Deng et al. 2018, 2.1).
+    """Predicts p(y_t) = sum over s of a_ts p(y_t | h_s), with attention weights a_ts   (Deng et al. 2018, 2.1).
 
+    p(y_t | h_s) comes from a readout that has the encoder state h_s of position s in place of the mean context.
     Recurrent steps and fed back readouts use the mean context, as with soft attention. With `latent.observed` they use
     the mean under the posterior given the token (Shankar and Sarawagi 2019).
     """
@@ -68,8 +69,8 @@ class LatentDecoder(Decoder):
         """parts, options: arguments of Decoder."""
         super().__init__(*parts, **options)
         self.latent = latent
-        # If recurrent steps read words alone and the sum takes all positions, one call gives the probabilities of all
-        # tokens from all positions. Then no step has to wait for the posterior of the step before.
+        # If recurrent steps read words alone and the sum takes all positions, the probabilities of all tokens from all
+        # positions can be computed at once, before any posterior is known.
         at_once = self.attend == "after" and latent.top_k is None and not latent.min_share
         # Are the positions states of a hidden Markov model? Then `_smooth` computes their posterior given all tokens.
         self.chain = latent.first_order and at_once and not self.stepped and latent.observed and not latent.prior_share
@@ -105,10 +106,11 @@ class LatentDecoder(Decoder):
     def _filter(
         self, embedded: Tensor, state: DecoderState, target: Tensor, output: OutputLayer
     ) -> tuple[Tensor, Attended, Mixture]:
-        """Run the forward algorithm, as of a hidden Markov model -> outputs (B, T, H), attention, mixture.
+        """Attend step by step, where each step reads the posterior of the previous step's position (the forward
+        algorithm, if positions are states of a hidden Markov model) -> outputs (B, T, H), attention, mixture.
 
-        Hidden states depend on words alone. So one call gives the probabilities of all tokens from all positions, and
-        the loop over steps only attends.
+        The decoder's states depend on words alone. So the probabilities of all tokens from all positions are computed
+        before the loop over steps.
         """
         hidden, _ = self._run_words(embedded, state)
         memory, past = state.attended_source()[:2]
@@ -259,8 +261,8 @@ class InferenceNetwork(nn.Module):
 def _of_positions(partial: Tensor, contexts: Tensor, positions: Tensor | None) -> Tensor:
     """Add the context term of source positions to the rest of the sum inside the readout's activation.
 
-    partial (B, T, P), contexts (B, S, P), positions int64 (B, T, K) -> (B, T, K, P). Without `positions`, all S
-    positions take the place of K.
+    partial (B, T, P), contexts (B, S, P), positions int64 (B, T, K) -> (B, T, K, P). Without `positions`, these are
+    all S positions in order, so K = S.
     """
     if positions is None:
         return partial[:, :, None] + contexts[:, None]

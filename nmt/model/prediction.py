@@ -143,7 +143,8 @@ class Output(Linear):
 
 
 class Components(NamedTuple):
-    """The distributions and source tokens from which the distributions of n target positions are mixed."""
+    """What the distributions of n target positions are mixed from: K distributions of the output layer for each
+    position, and S source tokens that may be copied."""
 
     readouts: Tensor  # (n, K, R); the output layer makes a distribution from each of the K readouts
     shares: Tensor  # (n, K + S) share of each of the K distributions and of each source token; S = 0 without copying
@@ -245,7 +246,8 @@ class Mixture(Prediction):
     readouts: Tensor  # (B, T, K, R)
     weights: Tensor  # (B, T, K); a row sums to 1, or to 0 in a sentence without source positions
     positions: Tensor | None  # int64 (B, T, K) source positions; None if they are all S positions in order
-    averages_losses: bool = False  # do weights average losses (for the evidence lower bound) or probabilities?
+    # True if the weights average the losses of the K readouts (for the evidence lower bound), False for probabilities
+    averages_losses: bool = False
 
     @property
     def parts(self) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -331,13 +333,14 @@ class Copying(Prediction):
 
 
 class CopyGate(nn.Module):
-    """p(w) = g p_vocab(w) + (1 - g) sum of a_s over the positions s with source token w   (See et al. 2017, eq. 9).
+    """Lets a prediction copy source tokens: p(w) = g p_vocab(w) + (1 - g) sum of a_s over the positions s with source
+    token w   (See et al. 2017, eq. 9), with p_vocab from the output layer and attention weights a_s.
 
     The gate g = sigmoid(v . r + b) reads the readout r, while in eq. 8 it reads context, decoder output and previous
     word. So a search computes g from the readouts it already has, without further products of contexts and words.
 
-    The share of p_vocab also gets the attention that copies nothing: the weight on </s>, and the difference from 1 if
-    the weights of a window or of a monotonic alignment sum to less.
+    Attention that copies nothing is added to the factor g of p_vocab: the weight on </s>, and the rest up to 1 if the
+    weights of a window or of a monotonic alignment sum to less. It is multiplied by 1 - g, too.
     """
 
     def __init__(self, readout_dim: int) -> None:

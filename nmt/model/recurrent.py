@@ -280,7 +280,7 @@ class UpperLayers(nn.Module):
         self.layers, self.residual = nn.ModuleList(layers), residual
 
     def prepare(self) -> list[PreparedLayer]:
-        """Prepare all layers for products."""
+        """Prepare all layers, as `prepare_layers` does for one network."""
         return [layer for n, rnn in enumerate(self._rnns(), 1) for layer in prepare_layers(rnn, self.residual, n)]
 
     def forward(
@@ -383,7 +383,8 @@ class Encoder(nn.Module):
             summary = states.sum(1) / valid.sum(1, keepdim=True).to(states.dtype)
         else:
             summary = torch.cat([*final.hidden, *final.cell], dim=-1)
-        # Reading lengths from a GPU would wait for it. Only training has them on a GPU, and it has no empty sentences.
+        # Lengths on a GPU are not read, because the CPU would wait for it. Only training has lengths there, and it has
+        # no empty sentences.
         nonempty = lengths.is_cuda or bool((lengths > 0).all())
         return Encoded(self.dropout(states), self.dropout(summary), valid, nonempty)
 

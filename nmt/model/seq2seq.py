@@ -73,7 +73,7 @@ class Seq2Seq(nn.Module):
 
     @property
     def models(self) -> "tuple[Seq2Seq, ...]":
-        """The models that predict together. Only an Ensemble has several."""
+        """Return the models that predict together. Only an Ensemble has several."""
         return (self,)
 
     @property
@@ -184,7 +184,7 @@ class Seq2Seq(nn.Module):
 
 
 def _negative_log_likelihood(logits: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """A criterion: logits (1, n, V), targets int64 (n,) -> losses (n,)."""
+    """Compute the negative log-likelihood, as a criterion: logits (1, n, V), targets int64 (n,) -> (n,)."""
     _, nll = cross_entropy(logits[0], targets)
     return nll, {"nll": nll}
 
@@ -215,7 +215,7 @@ class SearchEnsemble:
     """
 
     def __init__(self, members: Sequence[Any]) -> None:
-        """members: models with the methods `encode` and `step`: Seq2Seq, or prepared for search."""
+        """members: Seq2Seq models, or models prepared for search; both have the methods `encode` and `step`."""
         self.members = tuple(members)
 
     def encode(self, source: Tensor, lengths: Tensor, *vocabulary: Tensor) -> EnsembleState:
