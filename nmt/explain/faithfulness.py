@@ -94,7 +94,10 @@ def measure_pair(translator: Translator, source: str, reference: str, number: in
 
 @torch.no_grad()
 def _curves(model: Seq2Seq, batch: Batch, orders: Mapping[str, NDArray[np.int64]]) -> dict[str, Array]:
-    """Mask the source of a batch of one pair in several orders: positions (T, n) each -> masking curves (T, K + 1)."""
+    """Mask source tokens of a batch of one pair, in several orders -> a masking curve (T, K + 1) for each order.
+
+    orders: source positions (T, n), the position to mask first in column 0, for each name.
+    """
     S, T = batch.source.shape[1], batch.target_out.shape[1]
     masks = [np.zeros((T, 1, S), bool)]  # the first copy of each target token masks nothing
     masks += [np.logical_or.accumulate(np.eye(S, dtype=bool)[order], axis=1) for order in orders.values()]
@@ -164,8 +167,8 @@ def masking_order(weights: Array, random: Array) -> NDArray[np.int64]:
 def masking_curves(masked: Array, unmasked: Array) -> Array:
     """Compute the share of a token's probability that masking leaves, min(1, p(y_t | masked) / p(y_t)).
 
-    masked: (T, n) log-probabilities with the first 1, 2, ... n tokens masked, n <= K; unmasked: (T,) log-probabilities
-    without masks. Returns (T, K + 1) with 0 to K masks. If the source has n < K tokens, the last value is repeated.
+    masked: (T, n) log-probabilities with 1, 2, ... n source tokens masked, n <= K; unmasked: (T,) log-probabilities
+    with none masked. Returns (T, K + 1) with 0 to K masked. If the source has n < K tokens, the last value is repeated.
     The ratio is cut at 1: an improbable token can become a thousand times as probable, which would outweigh all others.
     """
     kept = np.exp(np.minimum(masked - unmasked[:, None], 0.0))

@@ -29,8 +29,8 @@ from nmt.system.run import RunDirectory
 
 BEST, LAST = "best.safetensors", "last.pt"  # parameters of the best validation; training state to resume from
 METADATA = "nmt"  # the key under which a safetensors file holds all that is not a tensor, as JSON
-MAX_METADATA = 2**20  # bytes
-MAX_WEIGHTS = 2**36  # bytes
+MAX_METADATA = 2**20  # limit on the header of a safetensors file, in bytes
+MAX_WEIGHTS = 2**36  # limit on a safetensors file, in bytes
 FILES = {"best": BEST, "last": LAST}
 UNFIT = "is corrupt, or the checkpoint of another model"
 
@@ -111,7 +111,7 @@ def _from_torch(path: Path) -> Any:  # noqa: ANN401
         if damaged := archive.testzip():
             raise ValueError(f"the checksum of {damaged} differs")
         if any(b"bytearray" in archive.read(record) for record in records if record.filename.endswith(".pkl")):
-            raise ValueError("a bytearray")  # torch.load would allocate the size that a bytearray states
+            raise ValueError("a bytearray")  # torch.load would allocate whatever size the file states for it
     return torch.load(path, map_location="cpu", weights_only=True)
 
 

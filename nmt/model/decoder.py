@@ -72,7 +72,7 @@ class StepOutput(NamedTuple, Generic[StateT]):
 
     logits: Tensor  # (N, V)
     weights: Tensor | None  # (N, S) attention weights from which the logits were computed; None without attention
-    state: StateT  # state after the step
+    state: StateT
 
 
 Step = Callable[[Tensor, StateT], StepOutput[StateT]]
@@ -275,7 +275,7 @@ Infer = Callable[[Tensor], Inferred]
 class Decoded(NamedTuple):
     """The result of teacher forcing."""
 
-    readouts: Tensor  # (B, T, R) computed from the mean context
+    readouts: Tensor  # (B, T, R); with a latent position, computed from the mean context
     prediction: Prediction
     attention: Attended | None = None  # weights and contexts of all T steps; None without attention
     inferred: Inferred | None = None  # result of an inference network, in training
@@ -329,9 +329,9 @@ class Decoder(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         """conditional: the layer of the second half of a step, for "between" only; lexical: adds its result to the
-        readout, after the readout is fed back; upper: the layers above `rnn`, for "first_layer" only; copy:
-        lets predictions copy source tokens; word_dim: E; fixed_dim: M if every step reads the encoder's summary in
-        place of a context, else 0; residual: see `prepare_layers`; dropout: probability, for the readout."""
+        readouts that predict, but not to the readout that is fed back; upper: the layers above `rnn`, for "first_layer"
+        only; copy: lets predictions copy source tokens; word_dim: E; fixed_dim: M if every step reads the encoder's
+        summary in place of a context, else 0; residual: see `prepare_layers`; dropout: probability, for the readout."""
         super().__init__()
         assert (attend == "between") == (conditional is not None)
         assert (attend == "first_layer") == (upper is not None)

@@ -58,8 +58,9 @@ class LatentDecoder(Decoder):
     """Predicts p(y_t) = sum over s of a_ts p(y_t | h_s), with attention weights a_ts   (Deng et al. 2018, 2.1).
 
     p(y_t | h_s) comes from a readout that has the encoder state h_s of position s in place of the mean context.
-    Recurrent steps and fed back readouts use the mean context, as with soft attention. With `latent.observed` they use
-    the mean under the posterior given the token (Shankar and Sarawagi 2019).
+    Recurrent steps and fed back readouts use the mean context, sum over s of a_ts h_s, as with soft attention. With
+    `latent.observed`, the readout that is fed back is computed from the posterior given the token y_t in place of a_ts,
+    and so is all that later steps read of earlier weights (Shankar and Sarawagi 2019).
     """
 
     sums_over_positions = True

@@ -32,11 +32,11 @@ class RecurrentState(NamedTuple):
     cell: tuple[Tensor, ...]  # (B, H) for each layer of an LSTM; empty for other networks
 
     def of(self, layer: int) -> LayerState:
-        """Return the hidden state and the cell state of one layer, counted from 0."""
+        """Return the hidden state and the cell state of a layer, where 0 is the lowest layer."""
         return self.hidden[layer], self.cell[layer] if self.cell else None
 
     def layers(self, start: int, stop: int) -> Self:
-        """Return the states of the layers `start` to `stop` - 1, counted from 0."""
+        """Return the states of the layers `start` to `stop` - 1, where 0 is the lowest layer."""
         return self._replace(hidden=self.hidden[start:stop], cell=self.cell[start:stop])
 
 
@@ -268,10 +268,10 @@ def _run_torch(
 
 
 class UpperLayers(nn.Module):
-    """Layers of one direction, each over [output of the layer below; context], or over the output below alone.
+    """Layers of one direction. Each reads the output of the layer below, concatenated with the context if there is one.
 
-    Dropout applies to the whole input of a layer, a residual connection to the output below alone. Both are computed
-    outside the networks, so that a GPU can run each layer by torch's own call.
+    Dropout applies to this input, context included. A residual connection adds only the output of the layer below. Both
+    are computed outside the networks, so that a GPU can run each layer by torch's own call.
     """
 
     def __init__(self, layers: Sequence[Recurrent], residual: int = 0) -> None:
