@@ -58,7 +58,7 @@ def faithfulness(
     def measure(progress: Callable[[int], object]) -> Iterator[PairFigures]:
         for i in group.share(chosen):
             yield measure_pair(translator, sources[i], references[i], i + 1)
-            progress(group.size)  # each rank has measured about as many sentences as this one
+            progress(group.size)  # counts one sentence for each rank: all are about equally fast
 
     bar = tqdm(total=len(chosen), desc="explain", unit=" sent", disable=group.hides_progress)
     with evaluation_mode(translator.single), bar:
@@ -96,7 +96,7 @@ def measure_pair(translator: Translator, source: str, reference: str, number: in
 def _curves(model: Seq2Seq, batch: Batch, orders: Mapping[str, NDArray[np.int64]]) -> dict[str, Array]:
     """Mask source tokens of a batch of one pair, in several orders -> a masking curve (T, K + 1) for each order.
 
-    orders: source positions (T, n), the position to mask first in column 0, for each name.
+    orders: name of an order -> (T, n) source positions, of which column 0 is masked first.
     """
     S, T = batch.source.shape[1], batch.target_out.shape[1]
     masks = [np.zeros((T, 1, S), bool)]  # the first copy of each target token masks nothing

@@ -399,7 +399,8 @@ class Decoder(nn.Module):
     def observe(self, state: DecoderState, tokens: Tensor, output: OutputLayer) -> DecoderState:
         """Return the state that knows the previous tokens, int64 (N,), before a step.
 
-        Only latent decoders change the state here: the posterior of the previous step depends on its token.
+        Only latent decoders change the state here: they compute the posterior of the previous step's position, which
+        depends on the previous token.
         """
         return state
 
@@ -476,7 +477,7 @@ class Decoder(nn.Module):
     def _readouts(
         self, steps: "list[DecoderStep]", attended: Attended | None, embedded: Tensor, state: DecoderState
     ) -> Tensor:
-        """Collect the readouts (B, T, R) that were fed back, or compute those of all steps at once."""
+        """Collect the readouts (B, T, R) that were fed back, or compute the readouts of all steps at once."""
         fed_back = [step.readout for step in steps if step.readout is not None]
         if fed_back:
             return torch.stack(fed_back, dim=1)

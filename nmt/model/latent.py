@@ -139,8 +139,8 @@ class LatentDecoder(Decoder):
         return mixture, weights, step.state
 
     def observe(self, state: DecoderState, tokens: Tensor, output: OutputLayer) -> DecoderState:
-        """See Decoder. Replace the weights of the previous step, where later steps read them, by their posterior given
-        the previous tokens (Shankar and Sarawagi 2019, eq. 3 to 5)."""
+        """See Decoder. Compute the posterior of the previous step's position given the previous token. It replaces the
+        weights of that step where later steps read them (Shankar and Sarawagi 2019, eq. 3 to 5)."""
         pending = state.hypothesis.pending
         if pending is None:
             return state

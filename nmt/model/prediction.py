@@ -272,7 +272,7 @@ class Mixture(Prediction):
         return Mixture(*map_tensors(lambda part: part[rows, steps][:, None], self.parts))
 
     def before_last(self) -> "Mixture":
-        """Take all steps but the last one."""
+        """Take all steps but the last."""
         return Mixture(*map_tensors(lambda part: part[:, :-1], self.parts))
 
     def components(self) -> Components:
