@@ -56,9 +56,10 @@ def explain(
     attend: Attend | None = None,
     gradients: bool = True,
 ) -> Explanation:
-    """Score a given translation, a text or pieces as in Translation.tokens, and record what the model attends to.
+    """Score a given translation, and record what the model attends to.
 
-    attend: see Translator.translate_nbest; gradients: compute saliency, which ignores `attend`; an ensemble has none.
+    target: a text, or pieces as in Translation.tokens; attend: see Translator.translate_nbest; gradients: compute
+    saliency, which ignores `attend` and which an ensemble does not have.
     Raises UserError for an unknown piece, an impossible step or a translation that is too long.
     """
     (source_ids,), (source_pieces,) = translator.encode([source])
