@@ -1,12 +1,13 @@
-"""The objective of training: a token loss, plus auxiliary losses for the attention.
+"""Computes the objective of training: the losses of all target tokens, plus auxiliary losses for the attention.
 
-A criterion is a plain, differentiable function that computes token losses from logits, in nats:
+A criterion is a plain, differentiable function that computes the loss of each token from logits, in nats:
 
-    logits (C, n, V) of C passes over a batch, int64 targets (n,)  ->  token losses (n,), loss terms (n,) by name
+    logits (C, n, V) of C passes over a batch, int64 targets (n,)  ->  loss of each token (n,), loss terms (n,) by name
 
-The word loss stands for three things here:
-- A token loss is what training minimises for one target token.
-- A reduced loss is a sum over the target tokens of a batch. The objective is a sum of reduced losses.
+Four words keep the losses apart:
+- The loss of each token is what training minimises for this target token.
+- A reduced loss is a sum over the target tokens of a batch.
+- The objective is the sum of the reduced losses: that of the criterion, and those of the auxiliary losses.
 - Loss terms are only reported. The term "loss" is the negative log-likelihood of the target token.
 
 Shapes: B batch, S source positions, T target positions, R readout, V vocabulary, n target positions in a chunk of a
@@ -44,9 +45,9 @@ def likelihood(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tenso
 
 
 def r_drop(logits: Tensor, targets: Tensor, alpha: float, smoothing: float) -> tuple[Tensor, Terms]:
-    """Compute half of R-Drop's loss (Liang et al. 2021, eq. 4) from logits (2, n, V) of two passes.
+    """Compute half of the R-Drop loss of each token (Liang et al. 2021, eq. 4) from logits (2, n, V) of two passes.
 
-    The passes p_1 and p_2 have different dropout masks. Half of the loss is
+    The passes predict distributions p_1 and p_2, which differ by their dropout masks. Half of the loss is
     1/2 (CE_1 + CE_2) + alpha/2 * 1/2 (KL(p_1 || p_2) + KL(p_2 || p_1)), with label-smoothed cross-entropies CE.
     """
     log_probs = logits.log_softmax(-1)
@@ -66,13 +67,13 @@ def distillation(
 ) -> tuple[Tensor, Terms]:
     """Compute (1 - w) CE + w KL(q || p) of a student p with logits (1, n, V)   (Kim and Rush 2016, 3.1).
 
-    w is `teacher_weight`, CE is label-smoothed, and q is the mean of the teachers' distributions. The paper leaves out
-    the entropy of q, which is constant. components, output_layers: see `mean_probabilities`.
+    w is `teacher_weight`, CE is the label-smoothed cross-entropy, and q is the mean of the teachers' distributions. The
+    paper leaves out the entropy of q, which is constant. components, output_layers: see `mean_probabilities`.
     """
     log_probs = logits[0].log_softmax(-1)
     smoothed, nll = smoothed_nll(log_probs, targets, smoothing)
     q = mean_probabilities(components, output_layers, log_probs.dtype)
-    # A single sum: two entropies summed apart would nearly cancel.
+    # The KL divergence is one sum: the difference of a cross-entropy and an entropy would lose digits by cancellation.
     divergence = functional.kl_div(log_probs, q, reduction="none").sum(-1)
     loss = (1 - teacher_weight) * smoothed + teacher_weight * divergence
     return loss, {"loss": nll, "smoothed_loss": smoothed, "distillation_loss": divergence}
@@ -90,8 +91,7 @@ def mean_probabilities(
 ) -> Tensor:
     """Average the distributions that several models predict at n target positions -> (n, V).
 
-    components: the tensors of the first model's Components, then those of the second, and so on; output_layers: weight
-    (V, R) and bias (V,) of each model.
+    components: the tensors of `Components`, model after model; output_layers: each model's weight (V, R) and bias (V,).
     """
     fields = len(Components._fields)
     starts = range(0, len(components), fields)
@@ -103,17 +103,17 @@ def mean_probabilities(
 
 
 class TokenPrediction(NamedTuple):
-    """What the model decoded for a batch, in one or more passes, and its token losses."""
+    """What the model decoded for a batch, in one or more passes, and the losses of its target tokens."""
 
     batch: Batch  # repeated for each pass: passes * B rows
     decoded: Decoded  # passes * B rows
-    total: Tensor  # () reduced loss to minimise: the sum of the token losses
-    terms: Terms  # (B, T) each: loss terms; 0 at padding; detached
-    passes: int = 1  # how often each sentence was decoded
+    total: Tensor  # () reduced loss: the sum of the losses of all target tokens
+    terms: Terms  # loss terms by name, each (B, T), 0 at padding and detached
+    passes: int = 1  # how often each sentence was decoded: once, except with R-Drop
 
 
 class TokenLoss:
-    """Decodes a batch by teacher forcing, and computes a criterion for each target token."""
+    """Decodes a batch by teacher forcing, and computes the loss of each target token by a criterion."""
 
     can_be_recorded = True  # see Objective.can_be_recorded
 
@@ -122,12 +122,13 @@ class TokenLoss:
         self.model, self.pad, self.criterion, self.passes = model, pad, criterion, passes
 
     def __call__(self, batch: Batch) -> TokenPrediction:
-        """Decode a batch on the model's device in all passes at once, and compute its token losses.
+        """Decode a batch on the model's device in all passes at once, and compute the loss of each target token.
 
         By default there is a single pass, which decodes each sentence once.
         """
         repeated = repeat(batch, self.passes)
-        # Row n is sentence n % B in pass n // B. By default there is only pass 0. Each pass draws other random numbers.
+        # By default there is one pass: row n is sentence n, and every row belongs to pass 0. With R-Drop, row n is
+        # sentence n % B in pass n // B, and `copied_draws` gives each pass of a sentence different random numbers.
         rows = torch.arange(len(repeated.source))
         with copied_draws(rows % len(batch.source), rows // len(batch.source)):
             decoded: Decoded = self.model(
@@ -136,7 +137,7 @@ class TokenLoss:
         return self.of_decoded(repeated, decoded, batch.target_out)
 
     def of_decoded(self, batch: Batch, decoded: Decoded, targets: Tensor) -> TokenPrediction:
-        """Compute the token losses of what all passes decoded.
+        """Compute the loss of each target token from what all passes decoded.
 
         batch: the batch repeated for each pass; targets: (B, T), not repeated.
         """
@@ -145,19 +146,20 @@ class TokenLoss:
         return TokenPrediction(batch, decoded, total, terms, self.passes)
 
     def with_inputs(self, batch: Batch) -> tuple[Criterion, tuple[Tensor, ...]]:
-        """Return the criterion for this batch, and further tensors (B * T, ...) that it reads; here none."""
+        """Return the criterion for this batch, and further tensors (B * T, ...) that the criterion reads; here none."""
         return self.criterion, ()
 
     def minimised(self, terms: Terms) -> Tensor:
-        """Compute the token loss from its terms (or their sums), all of one shape: "smoothed_loss", else "loss".
+        """Compute the minimised loss from the loss terms: that of each token (B, T), or from sums () the reduced loss.
 
-        This leaves out R-Drop's divergence: the configuration forbids R-Drop where this is used.
+        It is the term "smoothed_loss" if there is one, else "loss". R-Drop's divergence is left out, because the
+        configuration forbids R-Drop where this method is used.
         """
         return terms.get("smoothed_loss", terms["loss"])
 
 
 class Distillation(TokenLoss):
-    """A token loss that also follows the predictions of teachers, which decode the same batch without dropout."""
+    """Adds to the loss of each token the divergence from teachers, which decode the same batch without dropout."""
 
     can_be_recorded = False
 
@@ -188,9 +190,9 @@ class Distillation(TokenLoss):
 
 
 def repeat(batch: Batch, passes: int) -> Batch:
-    """Repeat the rows of a batch, pass after pass: (B, ...) -> (passes * B, ...). One pass is the batch itself.
+    """Repeat the rows of a batch, pass after pass, to decode all passes at once: (B, ...) -> (passes * B, ...).
 
-    All passes are then decoded at once.
+    With the default of a single pass, return the batch unchanged.
     """
     if passes == 1:
         return batch
@@ -205,20 +207,20 @@ def repeat(batch: Batch, passes: int) -> Batch:
 
 
 class Auxiliary:
-    """An auxiliary loss, which the objective adds to the token losses."""
+    """An auxiliary loss, whose reduced loss the objective adds to that of the criterion."""
 
-    start = 0  # number of updates at the beginning of training in which it is only reported
+    start = 0  # the number of first updates that only report this loss, and do not minimise it
     can_be_recorded = True  # see Objective.can_be_recorded
 
     def __call__(self, prediction: TokenPrediction) -> tuple[Tensor, Terms]:
-        """Compute sums over the target tokens of all passes: the weighted reduced loss (), and loss terms () before
-        weighting."""
+        """Compute sums over the target tokens of all passes: the reduced loss (), multiplied by its weight, and loss
+        terms () before weighting."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class CoverageLoss(Auxiliary):
-    """Penalises attending to the same source position again   (See et al. 2017, eq. 12)."""
+    """Penalises attention to a source position that had weight at earlier steps   (See et al. 2017, eq. 12)."""
 
     weight: float
     pad: int
@@ -233,7 +235,7 @@ class CoverageLoss(Auxiliary):
 
 @dataclass(frozen=True)
 class GuidedAlignment(Auxiliary):
-    """Pulls the attention towards given word alignments   (Chen et al. 2016, with cross-entropy)."""
+    """Trains the attention weights by cross-entropy with given word alignments   (Chen et al. 2016)."""
 
     weight: float
 
@@ -249,9 +251,9 @@ class GuidedAlignment(Auxiliary):
 
 @dataclass(frozen=True)
 class PolicyGradient(Auxiliary):
-    """Trains the positions that a hard attention samples, by REINFORCE with the negative token loss as the reward.
+    """Trains the positions that a hard attention samples, by REINFORCE. The reward is the negative loss of each token.
 
-    Positions and predictions thus minimise the same expected token loss. Without label smoothing, the reward is the
+    Positions and predictions thus minimise the same expected loss. Without label smoothing, the reward is the
     log-likelihood. A learned baseline is trained by its regression loss, whose weight is always 1.
     """
 
@@ -275,8 +277,8 @@ class PolicyGradient(Auxiliary):
 class Divergence(Auxiliary):
     """Penalises KL(q_t || a_t) between the positions q_t of an inference network and the attention a_t, their prior.
 
-    The divergence is computed exactly, because both distributions are categorical. Its sum with the expected token loss
-    is the negative evidence lower bound   (Deng et al. 2018, 3).
+    The divergence is computed exactly, because both distributions are categorical. Divergence plus expected negative
+    log-likelihood is the negative evidence lower bound   (Deng et al. 2018, 3).
     """
 
     weight: float
@@ -297,8 +299,8 @@ class InferenceGradient(Auxiliary):
     """Trains an inference network by positions sampled from it, with REINFORCE   (Deng et al. 2018, eq. 1, which has no
     label smoothing).
 
-    The reward is the negative token loss, and the baseline is the negative token loss of soft attention. Because the
-    predictions minimise the same token loss, the mean gradient over samples is that of the sum over all positions.
+    The reward is the negative loss of each token, and the baseline is the negative loss with soft attention. Because
+    the predictions minimise the same loss, the mean gradient over samples is that of the sum over all positions.
     """
 
     token_loss: TokenLoss
@@ -344,7 +346,7 @@ def guided_alignment_loss(log_weights: Tensor, alignment: Tensor) -> Tensor:
     The row a_t of the alignment sums to 1, or to 0 if target token t is not aligned. The function takes log-weights,
     because the gradient 1 / w of log w would be NaN for a weight that underflows.
     """
-    # Outside an attention window, weights are exactly 0 and no gradient can raise them: these positions do not count.
+    # Positions outside an attention window do not count: their weights are exactly 0, and no gradient can raise them.
     return -(alignment * log_weights.masked_fill(log_weights == -torch.inf, 0.0)).sum()
 
 
@@ -352,7 +354,7 @@ class Value(NamedTuple):
     """The objective of a batch and the loss terms: sums over target tokens, in nats."""
 
     total: Tensor  # () the objective, which an update minimises
-    terms: dict[str, Tensor]  # () each, before weighting: terms of the token loss, then of the auxiliary losses
+    terms: dict[str, Tensor]  # loss terms by name, each () before weighting: the criterion's, then the auxiliary ones
 
 
 class Objective:
@@ -362,7 +364,7 @@ class Objective:
     """
 
     def __init__(self, model: Seq2Seq, config: TrainConfig, pad: int, teachers: Sequence[Seq2Seq] = ()) -> None:
-        """pad: id of target padding; teachers: the models that a distillation learns from, else none."""
+        """pad: id of target padding; teachers: the models that a distillation learns from, empty without one."""
         self.seed = config.seed
         self.model, self.token_loss = model, build_token_loss(model, config, pad, teachers)
         self.auxiliary = build_auxiliary(model, config, self.token_loss)
@@ -372,8 +374,8 @@ class Objective:
     def can_be_recorded(self, step: int) -> bool:
         """May update number `step` record its forward and backward pass as a CUDA graph for later updates?
 
-        Only if all batches of one shape run the same kernels and read nothing but the batch's tensors. Sampled
-        positions are excluded, because they also depend on the sentences' indices in the corpus.
+        It may if all batches of one shape run the same kernels and read nothing but the batch's tensors. Losses with
+        sampled positions prevent it, because the samples also depend on the sentences' indices in the corpus.
         """
         auxiliary = all(loss.can_be_recorded and step > loss.start for loss in self.auxiliary)
         return self.token_loss.can_be_recorded and auxiliary
@@ -394,14 +396,14 @@ class Objective:
     def after_update(self, terms: Mapping[str, Tensor], tokens: int) -> None:
         """Update the moving baseline of a hard attention, if there is one, with the mean reward of a token.
 
-        terms: sums over the whole batch of the update; tokens: its number of target tokens.
+        terms: loss terms (), summed over the whole batch of the update; tokens: the batch's number of target tokens.
         """
         if self.model.policy is not None:
             self.model.policy.after_update(-self.token_loss.minimised(dict(terms)) / tokens)
 
 
 def build_token_loss(model: Seq2Seq, config: TrainConfig, pad: int, teachers: Sequence[Seq2Seq] = ()) -> TokenLoss:
-    """Build the token loss that the configuration chooses."""
+    """Build the `TokenLoss` with the criterion that the configuration chooses."""
     objective, smoothing = config.objective, config.training.label_smoothing
     if isinstance(objective, schema.Distillation):
         return Distillation(model, pad, teachers, objective.teacher_weight, smoothing)

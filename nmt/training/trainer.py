@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 class Update(NamedTuple):
     """The outcome of an update."""
 
-    terms: dict[str, Tensor]  # () each: loss terms of the objective, summed over target tokens, in nats
+    terms: dict[str, Tensor]  # loss terms by name, each () in nats: the sum over the target tokens
     tokens: int  # target tokens of the batch, on all processes
     gradient_norm: Tensor  # () before clipping
     applied: bool  # False if the objective or a gradient was not finite; the parameters are then unchanged
@@ -59,15 +59,16 @@ class Trainer:
         self.step = 0  # number of updates made
         self.epoch, self.batch_index = 0, 0  # epoch in progress, and how many of its batches are done
         self.seconds, self.tokens = 0.0, 0  # wall time and target tokens of all updates since the run first started
-        # Wall time without progress, over the same starts: of loading and recording within updates, and of validation.
+        # Wall time since the run first started: of loading batches and recording CUDA graphs, which `seconds` includes,
+        # and of validation, which `seconds` does not include.
         self.elsewhere = dict.fromkeys(("loading", "recording", "validation"), 0.0)
 
         self.optimizer = make_optimizer(config.optimizer, model)
         self.schedule = Schedule(config.schedule, self.total_steps)
         self.scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")
         self.max_grad_norm = torch.inf if config.training.max_grad_norm is None else config.training.max_grad_norm
-        # The learned baseline of a policy has a separate loss. Its gradient is clipped separately too, so that it does
-        # not reduce the gradients of the other parameters.
+        # The learned baseline of a policy has a separate loss. Its gradient is clipped separately too, because in a
+        # common norm, a large gradient of the baseline would shrink the gradients of the other parameters.
         self.policy_parameters = [] if model.policy is None else list(model.policy.parameters())
         policy = set(map(id, self.policy_parameters))
         self.parameters = [parameter for parameter in model.parameters() if id(parameter) not in policy]
@@ -87,7 +88,7 @@ class Trainer:
         self.bad = BadUpdates(config.training.max_bad_steps, self.scaler)
 
     def next_update(self) -> Update:
-        """Update the model on the next batch, split into parts if it does not fit in memory as a whole.
+        """Update the model on the next batch. A batch that does not fit in memory is split into parts.
 
         Raises UserError if a single sentence pair does not fit in memory, or if too many updates in a row were skipped.
         """
@@ -108,16 +109,17 @@ class Trainer:
         return update
 
     def _update_or_retry(self, indices: Indices) -> Update:
-        """Update on these training pairs: once, and again only while memory does not suffice.
+        """Update the model once on these training pairs. Repeat the update only if it runs out of memory.
 
-        A retry follows a change by MemoryLimit: no more CUDA graphs, or twice as many parts.
+        Before each repetition, MemoryLimit either gives up the CUDA graphs or doubles the number of parts.
         """
         processes, share = self.group.size, self.group.share(indices)
         counts = len(share) > 0
         tokens = self.batches.target_tokens(indices, self.epoch) if processes > 1 else None
         size = self.batches.padded_size(indices) / processes
         attempts = self.memory.attempts(-(-len(indices) // processes), size, f"step {self.step + 1}")
-        while True:  # once, unless this update runs out of memory
+        # By default the body runs once and returns. It runs again only after `suppress` has caught OutOfMemory.
+        while True:
             with self.timed("loading"):
                 batches = self.batches.load(share if counts else indices[:1], self.epoch, next(attempts))
             with suppress(OutOfMemory):
@@ -126,10 +128,10 @@ class Trainer:
     def update(self, batches: Sequence[Batch], tokens: int | None = None, counts: bool = True) -> Update:
         """Update the parameters on one batch, given in parts: forward, objective, backward, clip, step.
 
-        tokens: target tokens of the batch on all processes, by which gradients are divided; by default those of
-        `batches`. counts: False if the batch has fewer sentences than there are processes, and none for this one; it
-        then computes a sentence of another process, whose gradient is left out. Raises OutOfMemory on all processes if
-        a part does not fit on one of them; the parameters are then unchanged.
+        tokens: number of target tokens of the batch on all processes, which divides the gradients; by default that of
+        `batches`. counts: False if this process has no share of the batch, because there are fewer sentences than
+        processes. It then computes a sentence of another process, and its gradient is left out. Raises OutOfMemory on
+        all processes if a part does not fit on one of them; the parameters are then unchanged.
         """
         step = self.step + 1
         tokens = sum(batch.target_tokens for batch in batches) if tokens is None else tokens
@@ -226,7 +228,7 @@ class Trainer:
 
     @property
     def epochs(self) -> float:
-        """Count the epochs done, with the fraction done of the epoch in progress."""
+        """Return the number of epochs done, including the finished fraction of the epoch in progress."""
         return self.epoch + self.batch_index / len(self.plan)
 
     @property
@@ -235,7 +237,7 @@ class Trainer:
         return self.batch_index == len(self.plan)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that later updates depend on. Random generators are left out: each update seeds them."""
+        """Return all state that later updates depend on. Random generators are left out: each update seeds them."""
         return {
             **self.moving_average.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -243,7 +245,7 @@ class Trainer:
             "schedule": self.schedule.state_dict(),
             "step": self.step,
             "epoch": self.epoch,
-            "position": self.batch_index,  # the name in existing checkpoints
+            "position": self.batch_index,  # existing checkpoints use this name
             "too_many": self.memory.too_many,
             "total_steps": self.total_steps,
             "bad": [self.bad.count, self.bad.in_a_row],
@@ -252,9 +254,10 @@ class Trainer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the result of state_dict. Raises ValueError if the epoch has fewer batches now."""
+        """Restore the result of state_dict. Raises ValueError if the epoch now has fewer batches than were done."""
         self.moving_average.load_state_dict(state)
-        options = self.optimizer.state_dict()["param_groups"]  # from the configuration, not from the checkpoint
+        # Options such as weight decay come from the configuration, not from the checkpoint.
+        options = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({**state["optimizer"], "param_groups": options})
         if state["scaler"]:  # empty if the checkpoint was written without fp16
             self.scaler.load_state_dict(state["scaler"])
@@ -273,14 +276,14 @@ class Trainer:
 class MovingAverage:
     """Averages the parameters w_t after each update t   (Polyak and Juditsky 1992).
 
-    a_t = d_t a_{t-1} + (1 - d_t) w_t, with d_t = min(decay, (1 + t) / (10 + t)), is an exponential average, as in
-    Junczys-Dowmunt et al. (2018). d_t is small in the first updates, so that a_t forgets the initial parameters a_0.
-    Buffers are not averaged. With a decay of 0, nothing is averaged.
+    The average is exponential, as in Junczys-Dowmunt et al. (2018): a_t = d_t a_{t-1} + (1 - d_t) w_t, with
+    d_t = min(decay, (1 + t) / (10 + t)). d_t is small in the first updates, so that a_t forgets the initial parameters
+    a_0. Buffers are not averaged. With a decay of 0, nothing is averaged.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.model, self.decay = model, decay
-        # Lists a tied parameter once. Parameters are float32, whatever the precision of matrix products.
+        # A tied parameter is listed once. Parameters are float32, whatever the precision of matrix products.
         self.parameters: list[Tensor] = list(model.parameters())
         self.averages = [parameter.detach().clone() for parameter in self.parameters] if decay else []
 
@@ -309,7 +312,7 @@ class MovingAverage:
             self.model.load_state_dict(state["updated"])
 
     def _weights(self) -> dict[str, Tensor]:
-        """Make the model's state_dict with averages in place of parameters. Tied names share one average."""
+        """Make the model's state_dict with averages in place of parameters. Tied parameters share one average."""
         averages: dict[Tensor, Tensor] = dict(zip(self.parameters, self.averages, strict=True))
         return {name: averages.get(tensor, tensor) for name, tensor in self.model.state_dict(keep_vars=True).items()}
 
@@ -321,23 +324,23 @@ class OutOfMemory(Exception):  # noqa: N818
 class MemoryLimit:
     """Decides into how many parts a batch is split.
 
-    Remembers how large a part did not fit in memory, so that later batches are split enough from the start.
-    The gradients of the parts add up to the gradient of the batch; only the dropout masks differ. With several
-    processes, each splits its own share of the batch, all into the same number of parts.
+    Remembers the size of the smallest part that did not fit in memory, and splits later batches into smaller parts from
+    the start. The gradients of the parts add up to the gradient of the batch; only the dropout masks differ. With
+    several processes, each process splits its share of the batch, and all use the same number of parts.
     """
 
     def __init__(self, parts: int, release: Callable[[], bool] = lambda: False) -> None:
-        """parts: the least number of parts (training.accumulate); release: frees memory that is not needed, and returns
-        whether it freed any."""
+        """parts: the smallest number of parts (training.accumulate); release: frees memory that training can do
+        without, and returns whether it freed any."""
         self.parts, self.release = parts, release
         self.too_many = math.inf  # size in padded tokens of the smallest part that did not fit
 
     def attempts(self, sentences: int, tokens: float, name: str) -> Iterator[int]:
         """Yield the number of parts to try for a batch of this many sentences and padded tokens.
 
-        The caller takes another number only after an attempt has run out of memory. The number then stays the same if
-        `release` freed memory, else it doubles. name: the update, for messages. Raises UserError if a single sentence
-        pair did not fit.
+        The caller asks for another number only after an attempt has run out of memory. This number is the same as
+        before if `release` freed memory, else twice as large. name: names the update in messages. Raises UserError if a
+        single sentence pair did not fit.
         """
         parts = self.parts
         while tokens / parts >= self.too_many and parts < sentences:
@@ -371,13 +374,13 @@ class BadUpdates:
     def __init__(self, most: int, scaler: torch.amp.GradScaler) -> None:
         """most: number of skipped updates in a row that ends the run.
 
-        With fp16, a skipped update does not count while the scaler's scale is above 1, since it may still be lowered.
+        With fp16, a skipped update does not count while the scaler's scale is above 1, because a lower scale may help.
         """
         self.most, self.scaler = most, scaler
         self.count, self.in_a_row = 0, 0
 
     def add(self, indices: Indices, step: int) -> None:
-        """Count a skipped update on these training pairs. Raises UserError if it is the last of `most` in a row."""
+        """Count a skipped update on these training pairs. Raises UserError if `most` updates in a row were skipped."""
         if self.scaler.is_enabled() and self.scaler.get_scale() > 1:
             return
         self.count += 1
@@ -443,8 +446,8 @@ class Schedule:
                 return warmup * self.reduction
 
     def observe(self, improved: bool) -> None:
-        """Record whether a validation improved; after too many without improvement, a plateau schedule reduces its
-        factor."""
+        """Record whether a validation improved. A plateau schedule reduces its factor after more than `patience`
+        validations in a row without improvement; other schedules ignore them."""
         if not isinstance(self.config, training.PlateauSchedule):
             return
         self.waited = 0 if improved else self.waited + 1
