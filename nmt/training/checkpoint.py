@@ -18,8 +18,8 @@ from nmt.config.schema.training import LOWER_IS_BETTER
 from nmt.model.checkpoints import read_checkpoint, same_form
 from nmt.system.distributed import Interrupted
 
-# Seconds after the first signal in which a SIGINT counts as the same Ctrl-C: the terminal sends Ctrl-C to all
-# processes, and a launcher may pass it on as well.
+# For this many seconds after the first signal, a SIGINT counts as a copy of the same Ctrl-C: the terminal sends Ctrl-C
+# to all processes, and a launcher may pass it on as well.
 SAME_CTRL_C = 2.0
 log = logging.getLogger(__name__)
 
@@ -35,8 +35,8 @@ def load(path: Path) -> dict[str, Any]:
 def check(state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Check that a checkpoint has the tensor shapes of this model and optimizer, and valid numbers.
 
-    Raises ValueError for a wrong shape or number. A checkpoint with another structure raises any exception, such as
-    KeyError.
+    Raises ValueError for a wrong shape or number. A checkpoint with another structure can raise any other exception,
+    such as KeyError.
     """
     weights = model.state_dict()
     if not all(same_form(state[name], weights) for name in ("model", "updated") if name in state):
@@ -85,7 +85,7 @@ class EarlyStopping:
         self.waited = 0  # number of validations since the best one
 
     def update(self, scores: dict[str, float], step: int) -> bool:
-        """Record a validation's scores. Returns whether it is the best so far; an equal or non-finite score is not."""
+        """Record a validation's scores. Returns whether the monitored score is finite and better than all before."""
         score = scores[self.monitor]
         sign = -1 if self.monitor in LOWER_IS_BETTER else 1
         better = math.isfinite(score) and (self.best is None or sign * score > sign * self.best)
@@ -143,8 +143,8 @@ class StopSignals:
 
     @contextmanager
     def saving(self, save: Callable[[], object]) -> Iterator[None]:
-        """Record signals within this context. If Interrupted ends it, call `save`, still recording, and then the
-        launcher's handler."""
+        """Record signals within this context. If Interrupted is raised in it, call `save`, while further signals are
+        still recorded, and then the launcher's handler."""
         with self:
             try:
                 yield
@@ -155,7 +155,7 @@ class StopSignals:
                 raise
 
     def _call_launcher(self) -> None:
-        """Call the launcher's handler if SIGUSR2 was received; it may end the process."""
+        """Call the launcher's handler if SIGUSR2 was received. The handler may end the process."""
         if self.received == signal.SIGUSR2:
             handler: Callable[[int, FrameType | None], object] = self._previous[self.received]
             handler(self.received, None)

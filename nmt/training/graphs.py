@@ -72,7 +72,7 @@ class CUDARecorder:
         Autograd's nodes that add to gradients must be created on the recording stream before the recording.
         """
         gc.collect()  # reference cycles of earlier passes would keep nodes alive that belong to another stream
-        release_memory()  # torch cannot use memory on this stream that it caches for another one
+        release_memory()  # torch cannot use memory on this stream that it caches for another stream
         others = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(others)
         try:
@@ -100,7 +100,7 @@ class CUDARecorder:
         return value, graph.replay
 
     def _record(self, graph: torch.cuda.CUDAGraph, passes: Callable[[], T], pool: Any = None) -> T:  # noqa: ANN401
-        # "thread_local" allows calls to CUDA by other threads: one of NCCL queries the state of its work at any time.
+        # "thread_local" lets other threads call CUDA, because a thread of NCCL queries NCCL's progress at any time.
         with torch.cuda.graph(graph, pool=pool, stream=self.stream, capture_error_mode="thread_local"):
             return passes()
 
@@ -110,7 +110,7 @@ class Recording(NamedTuple):
 
     batch: Batch  # input; all tensors are on the device
     tokens: Tensor  # () input: number of target tokens to divide gradients by
-    value: Value  # output; launching another recording may overwrite it
+    value: Value  # output; all recordings share memory, so that launching another recording may overwrite it
     launch: Callable[[], None]
 
     @classmethod
@@ -159,7 +159,10 @@ class GraphedPasses:
         self.can_record = False
 
     def clear_gradients(self) -> None:
-        """Replace the optimizer's `zero_grad` before each update: zero, but keep, the recordings' gradient tensors."""
+        """Clear gradients before each update, in place of the optimizer's `zero_grad`.
+
+        The tensors that recordings add gradients to are set to zero, and stay the gradients of their parameters.
+        """
         self.can_record = len(self.gradients) > 0
         if self.can_record:
             torch._foreach_zero_(list(self.gradients.values()))
@@ -170,7 +173,7 @@ class GraphedPasses:
         """Compute the value of a batch on the CPU, and add its gradient / `tokens` to the parameters' gradients.
 
         Until the limit is reached, every batch is padded and its lengths are moved to the device, even if its shape has
-        no recording yet: so dropout draws the same masks with and without a recording.
+        no recording yet. Dropout therefore draws the same masks with and without a recording.
         """
         shape = padded_shape(batch)
         if shape not in self.recordings and len(self.recordings) >= self.limit:

@@ -52,8 +52,8 @@ log = logging.getLogger(__name__)
 
 # Settings of a dry run.
 TIMED_SECONDS = 5.0  # updates are timed for about this long
-MOST_UPDATES = 500  # most updates that are timed
-CANDIDATES = 1_000  # number of batches, in the random order of the epoch, among which the largest is searched
+MOST_UPDATES = 500  # largest number of updates that are timed
+CANDIDATES = 1_000  # the largest batch is searched among this many first batches of the epoch, which is shuffled
 PAIRS = 32  # sentence pairs of the timed validation
 MINUTE = 60  # seconds
 GIB = 2**30  # bytes
@@ -66,7 +66,7 @@ def train(
     choices: Mapping[str, str] | None = None,
     observer: Observer | None = None,
 ) -> int:
-    """Call `train_run` and return an exit status: 0, or 128 + the signal that stopped the run."""
+    """Call `train_run` and return an exit status: 0, or 128 + the number of the signal that stopped the run."""
     try:
         train_run(config, directory, overrides, choices, observer)
     except Interrupted as stop:
@@ -83,8 +83,8 @@ def train_run(
 ) -> RunDirectory:
     """Train and evaluate a run in `directory`, or resume the one there.
 
-    The manifest records how the configuration was made: `overrides`, the user's words, and `choices`, the option chosen
-    of each config group. A run that the `observer` prunes is not evaluated. Raises Interrupted at a signal, once a
+    overrides: what the user set, as typed; choices: the chosen option of each config group. Both are only recorded in
+    the manifest. A run that the `observer` prunes is not evaluated. Raises Interrupted after a signal, once a
     checkpoint is saved.
     """
     with Job.join(config, directory) as job:
@@ -108,8 +108,8 @@ class Job(NamedTuple):
     @classmethod
     @contextmanager
     def join(cls, config: schema.TrainConfig, directory: Path) -> Iterator[Self]:
-        """Join the group of processes that this one was started in; at the end of the context, release the run
-        directory."""
+        """Join the group of processes that this process was started in. At the end of the context, release the run
+        directory and leave the group."""
         tune_memory()
         machine = Machine.choose(config.device, config.precision, config.threads)
         run, stop = RunDirectory(directory), None
@@ -121,7 +121,7 @@ class Job(NamedTuple):
             try:
                 yield cls(config, run, machine, group, closing)
             except Interrupted as interrupted:
-                stop = interrupted  # raised below: an error here would keep the processes from leaving the group
+                stop = interrupted  # raised below, because an error here would keep processes from leaving the group
         if stop is not None:
             raise stop
 
@@ -335,8 +335,8 @@ def dry_run(
     """Prepare and build a run, time a few updates and a small validation, and print what the whole run would take.
 
     Writes only into the parent folder of `directory`; a corpus that is not yet in the cache is prepared there. Returns
-    an exit status: 0, or 128 + the signal that stopped it. `observer` is ignored: it is here so that `dry_run` can be
-    called like `train`.
+    an exit status: 0, or 128 + the number of the signal that stopped it. `observer` is ignored: `dry_run` has the
+    parameters of `train`, so that either can be called.
     """
     began, cache = time.perf_counter(), directory.parent / "cache"
     cache.mkdir(exist_ok=True)
@@ -379,9 +379,9 @@ def _time_updates(trainer: Trainer, seconds: float) -> tuple[float, float]:
 
 
 def _attention_size(trainer: Trainer, indices: Indices) -> int:
-    """Return B x T x S of a batch, by which the batch that takes most memory is found.
+    """Return B x T x S of a batch: the number of its attention weights.
 
-    Batches have about the same number of tokens; the one with the longest sentences takes most memory.
+    All batches have about the same number of tokens, so that the batch with most weights takes most memory.
     """
     split = trainer.batches.split
     return len(indices) * int(split.source.lengths_of(indices).max()) * int(split.target.lengths_of(indices).max())
@@ -400,7 +400,7 @@ def _time_validation(setup: Setup) -> float:
     """Measure the seconds of a validation for each sentence pair. Raises Interrupted at a signal.
 
     Every translation is forced to the length of the longest reference, because the time of a batch depends on its
-    longest translation, and an untrained model would end translations anywhere.
+    longest translation, and an untrained model would end translations at arbitrary lengths.
     """
     split, translator = setup.corpus.splits["validation"], setup.translator
     start = max(0, len(split) - PAIRS) // 2
@@ -449,7 +449,10 @@ def cost_report(setup: Setup, costs: Costs, peak: int, ideal: float) -> list[str
 
 
 def validations_of(config: schema.TrainConfig, epoch: int, total: int) -> int:
-    """Count the validations of a run with `total` updates, `epoch` of them per epoch, unless patience ends it early."""
+    """Count the validations of a run that patience does not end early.
+
+    epoch: number of updates per epoch; total: number of updates of the run.
+    """
     training, validation = config.training, config.validation
     interval = validation.every * (1 if validation.unit == "steps" else epoch)
     return math.ceil(total / interval) + (training.start_from is not None)

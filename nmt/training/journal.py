@@ -26,9 +26,10 @@ from nmt.system.run import SWEEP, RunDirectory, read_json
 from nmt.training.validation import Sample
 from nmt.translate.heatmap import draw_alignment, save, to_array
 
-SHOWN = {"chrf": "chrF {:.2f}", "ter": "TER {:.2f}", "comet": "COMET {:.4f}"}  # in the log, if they were computed
+# The log shows these scores of a validation, in these formats, if they were computed.
+SHOWN = {"chrf": "chrF {:.2f}", "ter": "TER {:.2f}", "comet": "COMET {:.4f}"}
 IDS = "trackers.json"  # in the run directory: the identifiers of the run in W&B and MLflow
-PROJECT = "nmt"  # W&B's project and MLflow's experiment, unless their environment variables name another
+PROJECT = "nmt"  # W&B's project and MLflow's experiment, unless an environment variable of the tracker names another
 MAX_TAG = 64  # W&B's limit of a tag's characters
 MAX_PARAMS = 100  # MLflow's limit of parameters in a request
 # Punctuation as character references, which have no meaning in Markdown or HTML.
@@ -49,11 +50,11 @@ class Journal:
     def begin(self, logged_step: int, validated: int, step: int, total_steps: int) -> None:
         """Open all files, for a run that continues at `step`.
 
-        Removes what a killed run wrote after its last checkpoint: all lines after step `logged_step` (-1 for all), and
-        the lines of validations after step `validated`. Raises UserError if W&B or MLflow refuses the run.
+        Removes what a killed run wrote after its last checkpoint: lines after step `logged_step` (with -1, all lines),
+        and the lines of validations after step `validated`. Raises UserError if W&B or MLflow refuses the run.
         """
         loggers, ids = self._config.logger, read_json(self._run.path / IDS)
-        # Trackers come before the SummaryWriter, because W&B only sees TensorBoard files that are opened after it.
+        # Trackers are made before the SummaryWriter, because W&B sees only TensorBoard files that are opened later.
         for name in [name for name in TRACKERS if name in loggers]:
             try:
                 self._trackers[name] = TRACKERS[name](self._run, self._config, ids.get(name))
@@ -63,7 +64,7 @@ class Journal:
             self._run.update_json(self._run.path / IDS, {name: one.id for name, one in self._trackers.items()})
         truncate_after(self._run.metrics, logged_step, validated)
         if {"tensorboard", "wandb"} & {*loggers}:
-            # purge_step hides the events that a killed run wrote after logged_step: every curve stays a single line.
+            # purge_step hides the events that a killed run wrote after logged_step, so that no curve runs back.
             self._events = SummaryWriter(str(self._run.tensorboard), purge_step=logged_step + 1)
         self._bar = tqdm(
             total=total_steps, initial=step, unit=" steps", disable=None, dynamic_ncols=True, smoothing=0.05
@@ -95,7 +96,7 @@ class Journal:
         )
 
     def validation(self, step: int, epoch: float, values: Mapping[str, float], best: bool) -> None:
-        """Record loss, perplexity, bleu, the monitored score, and statistics of the attention."""
+        """Record loss, perplexity, BLEU, the monitored score, and statistics of the attention; log the scores."""
         self._record(step, epoch, "validation", values)
         name = "bleu_"
         parts = [f"{key.removeprefix(name)} {value:.2f}" for key, value in values.items() if key.startswith(name)]
@@ -135,7 +136,8 @@ class Journal:
         named = {
             key: words[value] if value is None or isinstance(value, bool) else value for key, value in choices.items()
         }
-        self._add_summary(1, named)  # without part 0, which would describe the table's columns by this run alone
+        # Part 0 is left out: it would restrict the columns of TensorBoard's table to the hyperparameters of this run.
+        self._add_summary(1, named)
         text = yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True)
         self._write("add_text", "config", "\n".join(f"    {line}" for line in text.splitlines()), 0)
 
@@ -153,8 +155,8 @@ class Journal:
     def outcome(self, step: int, scores: Mapping[str, float]) -> None:
         """Record the scores of a run that has ended at `step`.
 
-        They are logged at step + 1. If the run is extended later, TensorBoard then hides them, as it hides all events
-        after the last checkpoint.
+        The scores are recorded at step + 1. If the run is extended later, TensorBoard hides them, as it hides all
+        events after the last checkpoint.
         """
         if self._events is not None:
             self._add_summary(2, {})
@@ -299,7 +301,7 @@ class Wandb:
 
 
 class MLflow:
-    """A run of MLflow, whose library sends the values in a thread."""
+    """A run of MLflow, whose library sends the values in a separate thread."""
 
     def __init__(self, run: RunDirectory, config: schema.TrainConfig, known_id: str | None) -> None:
         import mlflow
@@ -308,7 +310,7 @@ class MLflow:
         mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT))
         name, sweep, tags = description_of(run)
         self._mlflow, self._alignments = mlflow, run.alignments
-        self._sending: Any = None  # MLflow's handle of the latest values; earlier values arrive before them
+        self._sending: Any = None  # handle to wait until the latest values are sent; values are sent in order
         begun = mlflow.start_run(run_id=known_id, run_name=name, tags=({"sweep": sweep} if sweep else {}) | tags)
         self.id = str(begun.info.run_id)
         params = [] if known_id else [*flatten(config.model_dump(mode="json"))]

@@ -44,7 +44,7 @@ class TrainingLoop:
         *,
         ideal_seconds: float,
     ) -> None:
-        """ideal_seconds: of a target token, see `nmt.training.utilisation.ideal_seconds`."""
+        """ideal_seconds: the seconds per target token from `nmt.training.utilisation.ideal_seconds`."""
         self.ideal_seconds = ideal_seconds
         self.config, self.trainer, self.validator, self.run, self.journal = config, trainer, validator, run, journal
         self.observer = observer or (lambda *_: False)
@@ -121,11 +121,11 @@ class TrainingLoop:
         }
 
     def _utilisation(self, tokens: int, seconds: float) -> float:
-        """Return the share of the rate of a large product that updates reach, on all devices together."""
+        """Return the ratio of the rate of the updates' matrix products, per device, to that of one large product."""
         return tokens * self.ideal_seconds / (max(seconds, 1e-9) * self.trainer.group.size)
 
     def _shares(self) -> dict[str, float]:
-        """Return which share of the time of training is spent on what, besides updates on loaded batches."""
+        """Return the shares of training time spent on loading batches, recording CUDA graphs, and validation."""
         elsewhere = self.trainer.elsewhere
         total = max(self.trainer.seconds + elsewhere["validation"], 1e-9)
         return {name: round(seconds / total, 4) for name, seconds in elsewhere.items()}
@@ -136,7 +136,7 @@ class TrainingLoop:
     def _after_update(self) -> None:
         """Log, validate and save after an update, as configured.
 
-        The checkpoint is saved last, so that a run that is killed before then will log and validate again.
+        The checkpoint is saved last: a run that is killed before it is saved logs and validates again when it resumes.
         """
         self.run.check_present()
         step, epochs = self.trainer.step, self.trainer.epochs
@@ -145,7 +145,7 @@ class TrainingLoop:
         self.logged_step = step  # set before the validation, during which a signal may save a checkpoint
         score = self._validate() if self._validation_due() else None
         if self._finished():
-            self._log()  # the updates not logged yet, if the patience has just been exhausted
+            self._log()  # if this validation has exhausted the patience, some updates are not logged yet
         pruned = score is not None and self.trainer.group.on_main(partial(self.observer, epochs, score))
         every = self.config.training.checkpoint_every
         if score is not None or (every is not None and step % every == 0):
@@ -173,7 +173,8 @@ class TrainingLoop:
             trainer.epochs,
             {
                 **means,
-                # With variational attention, the negative evidence lower bound: expected "loss" + KL divergence.
+                # With variational attention, the perplexity is computed from the negative evidence lower bound, which
+                # is the expected "loss" plus the KL divergence.
                 "perplexity": perplexity(means["loss"] + means.get("kl_loss", 0.0), 1),
                 "learning_rate": trainer.optimizer.param_groups[0]["lr"],
                 "tokens_per_second": window.tokens / max(window.seconds, 1e-9),
@@ -189,7 +190,7 @@ class TrainingLoop:
         with trainer.moving_average.in_model(), trainer.timed("validation"):
             scores, samples = self.validator()
             self.run.check_present()
-            scores = trainer.group.on_main(lambda: scores)  # rank 0's scores, because rounding may differ
+            scores = trainer.group.on_main(lambda: scores)  # all take rank 0's scores, because rounding may differ
             best = self.stopping.update(scores, trainer.step)
             if best and trainer.group.is_main:
                 weights = {"model": trainer.model.state_dict(), "step": trainer.step, "scores": scores}
@@ -225,10 +226,10 @@ class TrainingLoop:
 
 
 class LogWindow:
-    """Collects the updates since the last line of the log; their tensors are on the device until `means` reads them."""
+    """Collects the updates since the last line of the log. Their tensors stay on the device until `means` is called."""
 
     def __init__(self) -> None:
-        self.updates: list[dict[str, Tensor]] = []  # loss terms and gradient norm () of each update that was applied
+        self.updates: list[dict[str, Tensor]] = []  # loss terms and gradient norm, each (), of every applied update
         self.tokens = 0
         self.seconds = 0.0
 

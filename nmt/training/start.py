@@ -24,7 +24,7 @@ from nmt.model.seq2seq import Seq2Seq
 from nmt.system.machine import Machine
 from nmt.system.run import RunDirectory, load_config
 
-ROUND_TRIPS = 2_000  # sentences, evenly spread over a split, that are scored in a fifth of a second
+ROUND_TRIPS = 2_000  # most references of a split whose round trip is scored, which takes a fifth of a second
 MIN_BLEU = 99.0  # round trip BLEU below which the corpus report warns
 MIN_USED = 0.9  # share of used training pairs below which the log warns
 TABLES = {
@@ -40,8 +40,8 @@ log = logging.getLogger(__name__)
 def corpus_report(prepared: Prepared, config: schema.TrainConfig, settings: ScoreSettings) -> dict[str, Any]:
     """Return the report of a prepared corpus, with round_trip_bleu of each held-out split and a warning if it is low.
 
-    The references are encoded and decoded by the tokenizer; round_trip_bleu is the BLEU of the result against the
-    references. It is an upper bound for every model's translations.
+    round_trip_bleu is the BLEU of the references, after the tokenizer has encoded and decoded them, against the
+    unchanged references. No model's translations are expected to score higher.
     """
     splits, warnings = dict(prepared.report["splits"]), list(prepared.report["warnings"])
     for split in prepared:
@@ -69,7 +69,7 @@ def round_trip_bleu(split: Split, tokenizer: Tokenizer, settings: ScoreSettings,
 
 
 def _remedy(config: schema.TrainConfig, unknown_rate: float) -> str:
-    """Suggest overrides with which a round trip loses less of each reference, or BLEU ignores what is lost."""
+    """Suggest overrides with which the tokenizer loses less of each reference, or with which BLEU ignores the loss."""
     tokenizer = config.tokenizer
     if tokenizer.lowercase and not config.evaluation.lowercase:
         return "evaluation.lowercase=true"
@@ -156,7 +156,7 @@ def load_teachers(
     """Load the best checkpoints of objective.teachers; return no teachers if the objective is not distillation.
 
     recorded: the teachers' records from when this run began, empty if it begins now. Raises UserError if a teacher is
-    missing, has other tokenizers, or has another best checkpoint than recorded. Its run may be at another path.
+    missing, has other tokenizers, or has another best checkpoint than recorded. The path of a teacher's run may change.
     """
     teachers = Teachers([], [])
     for path in config.objective.teachers if isinstance(config.objective, Distillation) else []:
@@ -174,7 +174,7 @@ def load_teachers(
 
 
 def record_of(run: RunDirectory, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """Describe another run for the manifest: its path, its best checkpoint's step and scores, its system's digest."""
+    """Describe another run for the manifest: its path, step and scores of its best checkpoint, its system digest."""
     best = {"step": checkpoint["step"], "scores": checkpoint.get("scores", {})}
     return {"run": str(run.source), **best, "system": run.system_digest()}
 
@@ -208,11 +208,12 @@ def model_differences(saved: schema.TrainConfig, config: schema.TrainConfig) -> 
 def transfer_weights(
     old: Mapping[str, Tensor], new: Mapping[str, Tensor], old_tokenizers: Tokenizers, new_tokenizers: Tokenizers
 ) -> tuple[dict[str, Tensor], dict[str, int]]:
-    """Convert the state dict `old` from the old vocabularies to the new ones: rows (W, ...) -> (V, ...) in `TABLES`.
+    """Convert a state dict to new vocabularies: each parameter in `TABLES` from rows (W, ...) to rows (V, ...).
 
-    The row of a new token is the mean of the rows of the old tokens that spell it, see `origins_of`. If there are none,
-    it is the token's row in `new`, a random state dict for the new vocabularies. Returns the converted state dict and,
-    for each side, how many new tokens got their row from old tokens.
+    old: the state dict for the old vocabularies; new: a state dict of random parameters for the new vocabularies. A new
+    token's row is the mean of the rows of the old tokens that spell the new token (see `origins_of`), or if there are
+    no such tokens, the row in `new`. Returns the converted state dict and, for each side, the number of new tokens
+    whose row comes from old tokens.
     """
     sides = zip(Tokenizers._fields, new_tokenizers, old_tokenizers, strict=True)
     origins = {side: origins_of(after, before) for side, after, before in sides}

@@ -1,7 +1,8 @@
-"""How well training uses its device: the matrix products of an update beside the rate of one large product.
+"""Measures how well training uses its device: the rate of an update's matrix products over that of one large product.
 
-Chowdhery et al. (2022, "PaLM", appendix B) call this share model FLOPs utilisation. It counts one forward and one
-backward pass of the model, whatever else an objective computes (passes of R-Drop, sampled alignments).
+This resembles the model FLOPs utilisation of Chowdhery et al. (2022, "PaLM", appendix B), who divide by the device's
+peak rate. It counts the FLOPs of one forward and one backward pass of the model, even if the objective computes more
+(R-Drop's second pass, sampled alignments).
 """
 
 import copy
@@ -23,14 +24,14 @@ from nmt.system.machine import DTYPES, Machine
 from nmt.training.trainer import Trainer
 
 RATES = "product_rates.json"  # in data.cache_dir: FLOP/s by device and precision
-SIDES = 512, 8192  # rows of the smallest and of the largest square matrices
-ENOUGH = 0.01  # seconds of a product that is long enough to be measured
+SIDES = 512, 8192  # rows of the smallest and of the largest square matrices that are multiplied
+ENOUGH = 0.01  # a product that takes this many seconds can be timed accurately
 REPEATS = 3
-SENTENCES = 4  # the FLOPs of this many sentence pairs are counted, each from another batch
+SENTENCES = 4  # number of sentence pairs, each from another batch, whose FLOPs are counted
 
 
 def ideal_seconds(trainer: Trainer, cache: Path) -> float:
-    """Return the seconds per target token of an update whose matrix products run at the rate of one large product."""
+    """Return the seconds per target token that an update would take at the rate of one large matrix product."""
     numbers = np.linspace(0, len(trainer.plan) - 1, SENTENCES).astype(int)
     pairs = [batch for number in numbers for batch in trainer.batches.load(trainer.plan[number][:1], 0)]
     return flops_per_token(trainer.model, pairs) / cached_product_rate(trainer.machine, cache)
@@ -41,7 +42,7 @@ def flops_per_token(model: Seq2Seq, batches: Sequence[Batch]) -> float:
 
     The count is three times that of the forward pass, because the backward pass takes twice as many.
     """
-    # In float64, because the counter does not know the fused kernels of float32.
+    # The copy computes in float64, because the counter does not know the fused kernels of float32.
     double = copy.deepcopy(model).cpu().double().eval().requires_grad_(False)
     with torch.random.fork_rng(devices=[]), FlopCounterMode(display=False) as counter:
         for batch in batches:
@@ -58,7 +59,7 @@ def cached_product_rate(machine: Machine, cache: Path) -> float:
         rates = dict(json.loads(path.read_text(encoding="utf-8")))
     if key not in rates:
         rates[key] = product_rate(machine)
-        with suppress(OSError):  # a cache that this user may only read
+        with suppress(OSError):  # this user may have no right to write to the cache
             write_atomically(path, json.dumps(rates, indent=1).encode())
     return float(rates[key])
 

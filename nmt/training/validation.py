@@ -40,10 +40,10 @@ class Sample(NamedTuple):
 class Validation(NamedTuple):
     """The outcome of a validation."""
 
-    # Loss in nats per token, perplexity, BLEU and the monitored metric. For a model with attention also the entropy of
-    # its weights, the weight on </s>, and AER if there are gold alignments.
+    # Negative log-likelihood in nats per token ("loss"), perplexity, BLEU and the monitored metric. For a model with
+    # attention also the entropy of the weights, the weight on </s>, and AER if there are gold alignments.
     scores: dict[str, float]
-    samples: list[Sample]  # on rank 0, else empty
+    samples: list[Sample]  # empty on other processes than rank 0
 
 
 class Validator:
@@ -58,8 +58,8 @@ class Validator:
         config: ValidationConfig,
         progress: Progress,
     ) -> None:
-        """batches: those of the validation split; comet: given only on rank 0 and if COMET is monitored; progress:
-        called after each batch with its number of sentences, and may raise to end the validation.
+        """batches: batches of the validation split; comet: the COMET model on rank 0 if COMET is monitored, else None;
+        progress: called after each batch with its number of sentences, and may raise an error to end the validation.
 
         Raises UserError if AER is monitored and the split has no gold alignments.
         """
