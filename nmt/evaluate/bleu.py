@@ -55,7 +55,10 @@ def tokenizer_for(language: str) -> str:
 
 @dataclass(frozen=True)
 class Scores:
-    """BLEU and chrF from 0 to 100, higher is better; TER in percent, lower is better. None if not computed."""
+    """BLEU and chrF from 0 to 100, higher is better; TER in percent, lower is better.
+
+    A score is None if its metric was not computed.
+    """
 
     bleu: float
     chrf: float | None
@@ -126,7 +129,7 @@ def signatures(settings: ScoreSettings) -> Mapping[str, str]:
 
 
 def stored_counts(path: Path, hypotheses: Sequence[str], references: Sequence[str], settings: ScoreSettings) -> Counted:
-    """Read the statistics of an output from the file `path` beside it: counting takes seconds per thousand sentences.
+    """Read the statistics of an output from the file `path`, because counting takes seconds per thousand sentences.
 
     If the file is missing, damaged or belongs to other texts or settings, count them and try to write the file.
     Raises ValueError as `count` does.
@@ -164,7 +167,7 @@ def ter_score(sums: Floats) -> Floats:
 
 
 def mean_score(sums: Floats) -> Floats:
-    """Compute a mean from the sum of sentence scores and the number of sentences: (..., 2) -> (...)."""
+    """Compute the mean of sentence scores from their sum and the number of sentences: (..., 2) -> (...)."""
     return np.asarray(sums[..., 0] / sums[..., 1])
 
 
@@ -187,8 +190,9 @@ def sentence_bleu(counts: Counts) -> NDArray[np.float64]:
 def score_by_length(counts: Counts, sources: Sequence[str], parts: int = 4) -> list[dict[str, float | list[int]]]:
     """Compute BLEU, from its statistics (N, 10), for sentences in bins of increasing source length.
 
-    There are `parts` bins of about equal size, or fewer, because sentences of equal length share a bin. "words" holds a
-    bin's shortest and longest length, in words, or in characters if the text has no spaces, such as Chinese.
+    There are at most `parts` bins of about equal size; fewer if many sentences have the same length, because these
+    share a bin. "words" holds a bin's shortest and longest length in words, or in characters if most sentences have no
+    spaces, as in Chinese.
     """
     lengths = np.array([len(source.split()) for source in sources])
     if np.median(lengths) <= 1:

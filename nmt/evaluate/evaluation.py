@@ -129,7 +129,7 @@ def evaluate(
 
 
 class ReferenceAlignment(NamedTuple):
-    """Word alignments between sources and references, from forced decoding."""
+    """Word alignments between sources and references, from the attention weights of forced decoding."""
 
     pharaoh: list[str]  # word links of each sentence pair, in Pharaoh format
     scores: dict[str, float]  # aer, alignment_precision, alignment_recall; empty without gold alignments
@@ -142,7 +142,7 @@ def align(
     gold: Sequence[str] | None,
     progress: Progress | None = None,
 ) -> ReferenceAlignment | None:
-    """Align references to sources by the attention weights of forced decoding; return None without an attention.
+    """Align references to sources by the attention weights of forced decoding; return None if the model has none.
 
     Computes AER, precision and recall (Och and Ney 2003) if `gold` alignments are given.
     """
@@ -204,7 +204,7 @@ class EvaluationFolder:
 def _choices(runs: Sequence[RunDirectory], translator: Translator) -> dict[str, Any]:
     """Merge the runs' recorded choices, and add the settings that this evaluation changes.
 
-    Where runs differ, their values are joined by "+", except that choices of the search come from the first run.
+    Values in which the runs differ are joined by "+". Choices of the search are taken from the first run.
     """
     recorded = [run.recorded_choices() for run in runs]
     joined: dict[str, Any] = {"ensemble": len(runs)} if len(runs) > 1 else {}
@@ -254,11 +254,12 @@ def evaluate_run(
     """Evaluate a split of a run's corpus. Returns the entry of results.json and the evaluation.
 
     Writes hypotheses/<split>.txt, word alignments of translations and references to alignments/, and the entry of
-    results.json. If `output` is an EvaluationFolder, they are written there, else to the run. Then the string `output`,
-    which names the settings that differ from the run's own, is appended to <split>: earlier results stay.
+    results.json. If `output` is an EvaluationFolder, it receives these files, else the run's directory does. A string
+    `output` names the settings that differ from the run's configuration. If it is not empty, <split>.<output> replaces
+    <split> in all names, so that earlier results stay.
 
-    faithfulness_sentences: how many sentences nmt.explain.faithfulness measures. on_result: receives the entry before
-    the files are written.
+    faithfulness_sentences: number of sentences that nmt.explain.faithfulness measures, 0 for no measurement. on_result:
+    receives the entry before the files are written.
     """
     sources, references, gold = run.held_out(split)
     evaluation = evaluate(translator, sources, references, settings, progress=progress)

@@ -1,8 +1,8 @@
 """Tests differences between outputs and between systems, from the statistics of single sentences.
 
 An output has an array (N, k) for each metric: sacreBLEU's k statistics of N sentences, or for a metric that is a mean
-over sentences, the score of each sentence and a 1 (`FORMULAS` of nmt.evaluate.bleu). R resamplings of the sentences are
-then a product of matrices (R, N) and (N, k).
+over sentences, the score of each sentence and a 1 (`FORMULAS` of nmt.evaluate.bleu). The sums over the sentences of R
+resamplings are then a product of matrices (R, N) and (N, k).
 
 - Two outputs: paired bootstrap resampling (Koehn 2004) and paired approximate randomisation (Riezler and Maxwell 2005),
   with the results of `sacrebleu --paired-bs` and `--paired-ar`.
@@ -17,10 +17,10 @@ difference D of the means has the t statistic
     D = mean(a) - mean(b),    Var(D) = s_a^2 / n_a + s_b^2 / n_b + v,    t = D / sqrt(Var(D)),
 
 where s_a^2 and s_b^2 are the variances between a system's scores, and v is the variance of D over bootstrap samples of
-the sentences with the same outputs. The degrees of freedom are Satterthwaite's (1946). Var(D) is a little too large,
-because the choice of sentences favours some seeds, and this variance is part of both s^2 and v. With few seeds the
-estimates s^2 are so uncertain that the test needs this excess to hold its level: docs/comparison.md has the figures of
-a simulation.
+the sentences with the same outputs. The degrees of freedom are Satterthwaite's (1946). Var(D) is a little too large:
+some seeds happen to suit the chosen sentences, and both s^2 and v contain this variance. With few seeds the estimates
+s^2 are so uncertain that the test exceeds its level without this excess: docs/comparison.md has the figures of a
+simulation.
 
 A system with one seed takes s^2 from the other system. If both have one seed, nothing is known of the variance between
 seeds: Var(D) = v, and the two paired tests decide.
@@ -44,7 +44,7 @@ from nmt.translate.similarity import Floats
 Statistics = NDArray[np.int64] | NDArray[np.float64]
 Output = Mapping[str, Statistics]  # statistics (N, k) of an output, by metric
 CHUNK = 500  # resamplings that are computed at a time
-ROUNDING = 1e-9  # score differences up to this count as 0: the order of sums causes them
+ROUNDING = 1e-9  # score differences up to this size count as 0, because the order of sums may cause them
 POWER = 0.8  # probability with which a test finds the difference that it is designed for
 MAX_SEEDS = 1000  # largest number of seeds that `Effect.seeds_needed` tries
 KNOWN = 1e6  # degrees of freedom of a variance that is taken as known
@@ -62,7 +62,8 @@ class Resampling:
     def __init__(self, sentences: int, samples: int, trials: int) -> None:
         """Draw the random numbers of all tests; the environment variable SACREBLEU_SEED sets their seed.
 
-        sentences: N, in the test set; samples: R, of the bootstrap; trials: number of randomisations.
+        sentences: number N of sentences in the test set; samples: number R of bootstrap samples; trials: number of
+        randomisations.
         """
         self.samples, self.trials = samples, trials
         drawn = _generator().choice(sentences, size=(samples, sentences), replace=True)
@@ -106,9 +107,9 @@ class Resampling:
 
         systems: the outputs (N, k) of each system. pairs: indices of two systems each. progress: receives the number of
         pairs done. For every sentence, a trial pairs the outputs of the two systems at random, and exchanges each pair
-        with probability 1/2 (Clark et al. 2011, and their program MultEval). If one system has more outputs, those
-        without a partner stay. A system's score is computed from the sums over all its outputs. The test says nothing
-        about other seeds.
+        with probability 1/2 (Clark et al. 2011, and their program MultEval). If one system has more outputs than the
+        other, its outputs without a partner are not exchanged. A system's score is computed from the sums over all its
+        outputs. The test says nothing about other seeds.
         """
         formula, stacks = FORMULAS[metric], [np.stack([np.asarray(rows, float) for rows in each]) for each in systems]
         totals = [stack.sum((0, 1)) for stack in stacks]
@@ -129,12 +130,13 @@ class Resampling:
     def _deal(
         self, stacks: Sequence[Floats], sides: Sequence[Sequence[int]], shape: tuple[int, int]
     ) -> Iterator[list[dict[int, Floats]]]:
-        """Exchange outputs at random in chunks of trials; yield the sums that each system adds to the first of a pair.
+        """Exchange outputs at random, and yield sums over the outputs for one chunk of trials after another.
 
-        sides: the systems that are first in a pair, and the systems that are second; shape: their numbers of outputs.
-        Each chunk is a dict for each side, from system to sums (trials, k). The sums of a first system are over its
-        outputs that stay, those of a second system over its outputs that are exchanged. For every sentence, the number
-        of exchanged outputs is binomial, and all outputs of a system are exchanged with the same probability.
+        sides: the systems that are first in a pair, and the systems that are second; shape: the number of outputs of a
+        first system and of a second system. A chunk has a dict for each side, from system to sums (trials, k): for a
+        first system, over the outputs that it keeps; for a second system, over the outputs that it gives away. The sums
+        of a first and a second system add up to those of the first system after the exchange. For every sentence, the
+        number of exchanged outputs is binomial, and each output of a system is equally likely to be exchanged.
         """
         rng = _generator()
         beside = [
@@ -176,14 +178,14 @@ def paired_bootstrap(baseline: Floats, scores: Floats, observed: float) -> float
 
 
 def _p_value(differences: Floats, observed: float) -> float:
-    """Compute the share of resampled differences (R,) that exceed the observed one, which is counted among them."""
+    """Compute (1 + e) / (1 + R), where e of R resampled differences (R,) exceed the observed one; 1 if that is 0."""
     if abs(observed) <= ROUNDING:
         return 1.0
     return float(1 + (differences > abs(observed) + ROUNDING).sum()) / (1 + len(differences))
 
 
 def _beside(outputs: Sequence[Statistics]) -> Floats:
-    """Concatenate outputs (N, k) along their statistics, so that one product resamples them all."""
+    """Concatenate M outputs along their statistics, so that one product resamples all: M times (N, k) -> (N, M k)."""
     return np.concatenate([np.asarray(rows, float) for rows in outputs], 1)
 
 
@@ -199,13 +201,13 @@ def _generator() -> np.random.Generator:
 
 @dataclass(frozen=True)
 class Effect:
-    """A mean over seeds, or a difference of two such means, and the variance of this estimate."""
+    """An estimate with its variance: a system's mean score over seeds, or the difference of two systems' means."""
 
     value: float
     variance: float  # the square of the standard error
     freedom: float  # degrees of freedom of `variance`
     shared: float  # the part of `variance` that more seeds do not reduce
-    of_seed: tuple[float, ...] = ()  # by system, the variance that a single seed adds to `shared`; empty if unknown
+    of_seed: tuple[float, ...] = ()  # for each system, the variance that one seed adds to `shared`; empty if unknown
 
     @classmethod
     def of(
@@ -215,7 +217,8 @@ class Effect:
         shared: float = 0.0,
         of_seed: tuple[float, ...] = (),
     ) -> Self:
-        """Sum parts of the variance, each given with the degrees of freedom of its estimate (Satterthwaite 1946)."""
+        """Make an effect whose variance is the sum of `parts`: pairs of a variance and its estimate's degrees of
+        freedom, which are combined as in Satterthwaite (1946)."""
         variance = sum(part for part, _ in parts)
         share = sum((part / variance) ** 2 / freedom for part, freedom in parts) if variance else 1.0
         return cls(value, variance, 1 / share, shared, of_seed)
@@ -227,7 +230,7 @@ class Effect:
 
     @property
     def p_value(self) -> float:
-        """Compute the probability that equal systems differ at least this much; 1 if the variance is 0."""
+        """Compute the probability that equal systems differ by at least |value|; 1 if the variance is 0."""
         return t_p_value(self.value / math.sqrt(self.variance), self.freedom) if self.variance else 1.0
 
     def detectable(self, level: float) -> float:
@@ -236,10 +239,10 @@ class Effect:
         return errors * math.sqrt(self.variance)
 
     def seeds_needed(self, level: float) -> float | None:
-        """Compute how many seeds of each system make a true difference of this value detectable at this level.
+        """Compute how many seeds of each system make a true difference of size `value` detectable at this level.
 
-        Returns infinity if MAX_SEEDS are too few, because the test set is too small, and None if nothing is known of
-        the variance between seeds.
+        Returns infinity if even MAX_SEEDS are too few, which means that the test set is too small. Returns None if the
+        variance between seeds is unknown.
         """
         if not self.of_seed:
             return None
@@ -255,7 +258,8 @@ class Effect:
 def difference(a: Sequence[float], b: Sequence[float], covariance: Floats, sentences: int) -> Effect:
     """Estimate the difference mean(a) - mean(b) of systems A and B from the scores of n_a and n_b seeds.
 
-    covariance: (n_a + n_b, n_a + n_b) of all scores, A's first, over bootstrap samples of the test set's sentences.
+    covariance: (n_a + n_b, n_a + n_b), the covariance of all scores over bootstrap samples of the sentences, with A's
+    scores before B's; sentences: number of sentences in the test set.
     """
     counts, value = (len(a), len(b)), float(np.mean(a) - np.mean(b))
     signs = np.repeat([1 / len(a), -1 / len(b)], counts)
@@ -275,7 +279,10 @@ def difference(a: Sequence[float], b: Sequence[float], covariance: Floats, sente
 
 
 def mean_of_seeds(scores: Sequence[float], covariance: Floats, sentences: int) -> Effect:
-    """Estimate the mean score of n >= 2 seeds. covariance: (n, n) of the scores over bootstrap samples of sentences."""
+    """Estimate the mean score of n >= 2 seeds.
+
+    covariance: (n, n), the covariance of the scores over bootstrap samples of the sentences.
+    """
     count = len(scores)
     parts = [(_variance(scores) / count, count - 1), (float(covariance.mean()), max(sentences - 1, 1))]
     return Effect.of(float(np.mean(scores)), parts)
@@ -286,9 +293,10 @@ def _variance(scores: Sequence[float]) -> float:
 
 
 def _luck(block: Floats) -> float:
-    """Compute the mean part of a seed's variance over sentences that other seeds do not share.
+    """Compute the variance from the choice of sentences that a seed does not share with other seeds of its system.
 
-    block: covariance (n, n) of the scores of n seeds over bootstrap samples of the sentences.
+    It is the mean variance of a seed minus the mean covariance of two seeds, at least 0. block: covariance (n, n) of
+    the scores of n seeds over bootstrap samples of the sentences.
     """
     variance, count = float(np.trace(block)) / len(block), len(block)
     return max(variance - (float(block.sum()) - variance * count) / (count * (count - 1)), 0.0)
@@ -297,8 +305,9 @@ def _luck(block: Floats) -> float:
 def holm(p_values: Sequence[float]) -> list[float]:
     """Correct p values by Holm's method.
 
-    If all corrected values up to a limit count as discoveries, the probability of any false one is at most the limit.
-    The i-th smallest of m values is multiplied by m - i + 1, and is at least the corrected value of the one before it.
+    If all corrected values up to a limit count as discoveries, the probability of any false discovery is at most this
+    limit. The i-th smallest of m values is multiplied by m - i + 1, and then raised to the corrected value of the
+    (i-1)-th if that is larger. Corrected values are at most 1.
     """
     corrected, largest = [0.0] * len(p_values), 0.0
     for done, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
@@ -310,8 +319,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def letters(count: int, different: Collection[tuple[int, int]]) -> list[str]:
     """Assign letters to `count` systems, which are numbered from 0 in the order of their rank.
 
-    Two systems have a letter in common unless their pair is in `different`. Each letter marks a group of systems of
-    which no two differ, and to which no other system can be added; the best system has "a".
+    Two systems have a letter in common unless their pair is in `different`. Each letter marks a largest possible group
+    of systems of which no two differ. The best system has the letter "a".
     """
     groups = [frozenset(range(count))]
     for pair in different:
