@@ -133,9 +133,9 @@ class Resampling:
         """Exchange outputs at random, and yield sums over the outputs for one chunk of trials after another.
 
         sides: the systems that are first in a pair, and the systems that are second; shape: the number of outputs of a
-        first system and of a second system. A chunk has a dict for each side, from system to sums (trials, k): for a
-        first system, over the outputs that it keeps; for a second system, over the outputs that it gives away. The sums
-        of a first and a second system add up to those of the first system after the exchange. For every sentence, the
+        first system and of a second system. A chunk has a dict for each side, from system to sums (trials, k). A first
+        system has the sums over the outputs that it keeps, a second system those over the outputs that it gives away.
+        Added together, these are the sums over the first system's outputs after the exchange. For every sentence, the
         number of exchanged outputs is binomial, and each output of a system is equally likely to be exchanged.
         """
         rng = _generator()
@@ -178,7 +178,10 @@ def paired_bootstrap(baseline: Floats, scores: Floats, observed: float) -> float
 
 
 def _p_value(differences: Floats, observed: float) -> float:
-    """Compute (1 + e) / (1 + R), where e of R resampled differences (R,) exceed the observed one; 1 if that is 0."""
+    """Compute the p value (1 + e) / (1 + R), where e of R resampled differences exceed the observed difference.
+
+    An observed difference of 0 has p = 1.
+    """
     if abs(observed) <= ROUNDING:
         return 1.0
     return float(1 + (differences > abs(observed) + ROUNDING).sum()) / (1 + len(differences))
@@ -217,8 +220,10 @@ class Effect:
         shared: float = 0.0,
         of_seed: tuple[float, ...] = (),
     ) -> Self:
-        """Make an effect whose variance is the sum of `parts`: pairs of a variance and its estimate's degrees of
-        freedom, which are combined as in Satterthwaite (1946)."""
+        """Make an effect whose variance is the sum of several estimated variances.
+
+        parts: each estimated variance with its degrees of freedom. Those of the sum follow Satterthwaite (1946).
+        """
         variance = sum(part for part, _ in parts)
         share = sum((part / variance) ** 2 / freedom for part, freedom in parts) if variance else 1.0
         return cls(value, variance, 1 / share, shared, of_seed)

@@ -131,7 +131,7 @@ class Inputs(NamedTuple):
 
     corpus: Prepared
     settings: ScoreSettings
-    comet: Comet | None  # given only on rank 0, and if COMET is monitored
+    comet: Comet | None  # None except on rank 0 of a run that monitors COMET
     start: Start | None  # initial parameters from another run; None if they are random or from the last checkpoint
     teachers: Teachers
 

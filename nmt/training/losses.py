@@ -209,7 +209,7 @@ def repeat(batch: Batch, passes: int) -> Batch:
 class Auxiliary:
     """An auxiliary loss, whose reduced loss the objective adds to that of the criterion."""
 
-    start = 0  # the number of first updates that only report this loss, and do not minimise it
+    start = 0  # number of initial updates in which this loss is only reported, not minimised
     can_be_recorded = True  # see Objective.can_be_recorded
 
     def __call__(self, prediction: TokenPrediction) -> tuple[Tensor, Terms]:

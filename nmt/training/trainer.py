@@ -1,4 +1,4 @@
-"""Updates of a model's parameters: the `Trainer`, then its moving average, memory limit, optimizer and schedule."""
+"""Updates a model's parameters: the `Trainer`, then its moving average, memory limit, optimizer and schedule."""
 
 import logging
 import math
@@ -374,7 +374,8 @@ class BadUpdates:
     def __init__(self, most: int, scaler: torch.amp.GradScaler) -> None:
         """most: number of skipped updates in a row that ends the run.
 
-        With fp16, a skipped update does not count while the scaler's scale is above 1, because a lower scale may help.
+        With fp16, a skipped update does not count while the scaler's scale is above 1, because the next
+        updates use a lower scale, which may prevent the overflow.
         """
         self.most, self.scaler = most, scaler
         self.count, self.in_a_row = 0, 0

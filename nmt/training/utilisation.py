@@ -1,8 +1,9 @@
-"""Measures how well training uses its device: the rate of an update's matrix products over that of one large product.
+"""Measures how well training uses its device.
 
-This resembles the model FLOPs utilisation of Chowdhery et al. (2022, "PaLM", appendix B), who divide by the device's
-peak rate. It counts the FLOPs of one forward and one backward pass of the model, even if the objective computes more
-(R-Drop's second pass, sampled alignments).
+Utilisation is the rate (FLOP/s) of an update's matrix products, divided by the rate of one large product. It resembles
+the model FLOPs utilisation of Chowdhery et al. (2022, "PaLM", appendix B), who divide by the device's peak rate. Only
+the FLOPs of one forward and one backward pass of the model count, even if the objective computes more (R-Drop's second
+pass, sampled alignments).
 """
 
 import copy

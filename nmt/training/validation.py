@@ -34,7 +34,7 @@ class Sample(NamedTuple):
     source: str
     reference: str
     translation: Translation
-    explanation: Explanation | None  # saliency; None unless validation.saliency is set
+    explanation: Explanation | None  # holds the saliency; None unless validation.saliency is set
 
 
 class Validation(NamedTuple):
