@@ -19,7 +19,7 @@ from nmt.data.prepared import Prepared, Side, Split
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.data.word_alignment import parse_pharaoh, words_of_pieces
 
-SAMPLED = 10_000  # sentences that are segmented at a time, to count the tokens of sampled segmentations
+SAMPLED = 10_000  # number of sentences that `_Side.sampled_lengths` segments at a time
 
 Indices = NDArray[Any]  # integers: indices of pairs, or lengths in tokens
 Ids = Sequence[int] | NDArray[Any]  # token ids of a sentence, the last of which is </s>
@@ -29,11 +29,12 @@ class Batch(NamedTuple):
     """Padded sentence pairs, as token ids."""
 
     indices: Indices  # (B,) indices of the pairs in their split
-    source: Tensor  # int64 (B, S): x_1 ... </s>, then padding
-    lengths: Tensor  # int64 (B,): length of each source, on the CPU unless the batch is for a CUDA graph
-    target_in: Tensor  # int64 (B, T): <s> y_1 ... y_{T-1}
-    target_out: Tensor  # int64 (B, T): y_1 ... y_{T-1} </s>
-    target_tokens: int  # number of target tokens with </s>, without padding
+    source: Tensor  # int64 (B, S): source tokens x_1 ... </s>, then padding
+    # int64 (B,): number of tokens of each source with </s>; on the CPU unless the batch is for a CUDA graph.
+    lengths: Tensor
+    target_in: Tensor  # int64 (B, T): inputs of the decoder, <s> y_1 ... y_{T-1}
+    target_out: Tensor  # int64 (B, T): tokens that the decoder must predict, y_1 ... y_{T-1} </s>
+    target_tokens: int  # number of target tokens in the batch, with </s> and without padding
     alignment: Tensor | None = None  # float32 (B, T, S): gold attention weights, for guided alignment
 
     def to(self, device: torch.device) -> Self:
@@ -93,7 +94,7 @@ def gold_attention(
         links = np.zeros((target_words[-1] + 1, source_words[-1] + 1), dtype=np.float32)
         _, possible = parse_pharaoh(line)
         for i, j in possible:
-            # The tokenizer may have joined words, so that some word numbers of the link are missing.
+            # If the tokenizer joined words of the line, the last word numbers have no pieces: skip their links.
             if j < target_words[-1] and i < source_words[-1]:
                 links[j, i] = 1.0
         links[-1, -1] = 1.0
@@ -112,10 +113,10 @@ def plan(
 ) -> list[Indices]:
     """Group N pairs, given by the lengths (N,) of their sides, into batches of indices. Each pair is in one batch.
 
-    A batch holds as many pairs as fit, but at least one: the number of pairs x the longest side <= `batch_tokens`, and
-    at most `batch_sentences` pairs. `rng` shuffles pairs of equal length and the order of the batches.
-    `sampled_lengths` are the lengths of sampled segmentations. They decide which pairs share a batch, but not how many,
-    so that all epochs have the same number of batches.
+    A batch takes at most `batch_sentences` pairs. Their number x the length of their longest side is at most
+    `batch_tokens`, unless a single pair is longer. `rng` shuffles pairs of equal length and the order of the batches.
+    `sampled_lengths` are the lengths of sampled segmentations. They decide which pairs share a batch, but not how many
+    pairs a batch has, so that all epochs have the same number of batches.
     """
     shuffled = rng.permutation(len(source_lengths))
     order = _by_length(shuffled, source_lengths, target_lengths)
@@ -128,7 +129,7 @@ def plan(
 
 
 def _batch_ends(longest: Indices, batch_tokens: int, batch_sentences: int | None) -> list[int]:
-    """Return the index after the last pair of each batch. `longest` (N,) holds the length of each longer side."""
+    """Return the index after the last pair of each batch. `longest` (N,) is the length of each pair's longer side."""
     max_pairs = min(batch_tokens, batch_sentences or batch_tokens)
     ends = []
     start = 0
@@ -141,17 +142,18 @@ def _batch_ends(longest: Indices, batch_tokens: int, batch_sentences: int | None
 
 
 def _by_length(indices: Indices, source_lengths: Indices, target_lengths: Indices) -> Indices:
-    """Sort indices by target length, then source length."""
+    """Sort the indices of pairs by target length, then by source length."""
     return indices[np.lexsort((source_lengths[indices], target_lengths[indices]))]
 
 
 class _Side(NamedTuple):
-    """One side of a split. With alpha > 0, each epoch samples new segmentations."""
+    """The sentences of one language of a split. With alpha > 0, each epoch samples new segmentations."""
 
     lines: Side
     tokenizer: Tokenizer
     alpha: float
-    seeds: tuple[int, int]  # seeds of run and side; if sides had equal seeds, both would segment a word alike
+    # Seed of the run, and 0 for source or 1 for target: with equal seeds, both sides would draw the same numbers.
+    seeds: tuple[int, int]
 
     def ids(self, indices: Indices, epoch: int) -> list[NDArray[Any]]:
         if not self.alpha:
@@ -161,14 +163,14 @@ class _Side(NamedTuple):
         return [np.asarray(ids) for ids in self.tokenizer.sample(self._text(indices), self.alpha, seeds)]
 
     def pieces(self, indices: Indices, ids: Sequence[Ids]) -> list[list[str]]:
-        """Return the pieces of sentences with these token ids. Unknown pieces stay as in the text."""
+        """Return the pieces of the sentences `indices` with token ids `ids`. Unknown pieces stay as in the text."""
         lines = self._text(indices)
         if not self.alpha:
             return self.tokenizer.surfaces(lines)
         return [self.tokenizer.surfaces_of(line, sentence) for line, sentence in zip(lines, ids, strict=True)]
 
     def sampled_lengths(self, epoch: int) -> Indices:
-        """Return the length in tokens of each sentence in this epoch (N,).
+        """Return the number of tokens of each sentence in this epoch -> (N,).
 
         Sampled segmentations are not stored, because they would take as much memory as the text: `ids` samples them
         again from the same seeds.
@@ -196,8 +198,8 @@ class Batches:
         sampling: tuple[float, float] = (0.0, 0.0),
         guided: bool = False,
     ) -> None:
-        """`sampling` holds the alpha of BPE-dropout or subword regularisation (Kudo 2018) for source and target. With
-        `guided`, batches contain the gold attention weights."""
+        """`sampling` holds alpha for source and target: the strength of BPE-dropout (Provilkov et al. 2020) or subword
+        regularisation (Kudo 2018), 0 for neither. With `guided`, batches contain the gold attention weights."""
         self.split, self.tokenizers = split, tokenizers
         self.sampling, self.guided = sampling, guided
         self._batch_tokens, self._batch_sentences, self._seed = batch_tokens, batch_sentences, seed
@@ -205,7 +207,7 @@ class Batches:
         self._target = _Side(split.target, tokenizers.target, sampling[1], (seed, 1))
 
     def epoch(self, epoch: int) -> list[Indices]:
-        """Plan the batches of an epoch -> the indices of each batch. The plan depends only on seed and epoch."""
+        """Plan the batches of an epoch, each as the indices of its pairs. The plan depends only on seed and epoch."""
         sampled = (
             (self._source.sampled_lengths(epoch), self._target.sampled_lengths(epoch)) if any(self.sampling) else None
         )
@@ -234,7 +236,7 @@ class Batches:
         return int(self.split.target.lengths_of(indices).sum())
 
     def padded_size(self, indices: Indices) -> int:
-        """Return the number of pairs x the length of the longest sentence of either side, as without sampling."""
+        """Return the number of pairs x the length of their longest sentence on either side, without sampling."""
         return len(indices) * max(
             int(side.lengths_of(indices).max()) for side in (self.split.source, self.split.target)
         )

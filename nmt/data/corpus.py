@@ -1,4 +1,5 @@
-"""Reads the user's parallel corpus: the demo, plain text, tables, datasets of the hub. Only preparation uses this.
+"""Reads the user's parallel corpus: the demo, plain text, tables, datasets of the hub. Training instead reads the
+prepared corpus (`prepared.py`).
 
 `splits` returns the sources of each split of a configuration. A source is read pair by pair, or in chunks that worker
 processes decode.
@@ -20,7 +21,7 @@ from nmt.data import text as reading
 from nmt.data.tokenizer import LONE_SURROGATES
 from nmt.data.word_alignment import parse_pharaoh, words_of_line
 
-CHUNK, CHARACTERS = 10_000, 5_000_000  # limits of a chunk: pairs, and characters (bytes in text files)
+CHUNK, CHARACTERS = 10_000, 5_000_000  # pairs, and characters (bytes of text files), after which a chunk ends
 SAVED_DATASET = ("state.json", "dataset_dict.json")  # files that the library `datasets` writes
 
 
@@ -38,7 +39,7 @@ class Source(ABC):
     name: str
     unit = "row"  # the word before the number of a pair in messages, as in "row 3"
     files: Sequence[Path] = ()  # the files whose contents determine the pairs
-    tag = ""  # text that, with a space, precedes each source sentence that is not blank; empty for none
+    tag = ""  # put with a space before each source sentence that is not blank; empty if the source has no tag
     has_alignments = False
 
     @abstractmethod
@@ -79,7 +80,7 @@ class DemoPairs(Source):
 
 
 class TextFiles(Source):
-    """Plain text: PREFIX.<source_lang>, PREFIX.<target_lang> and optionally PREFIX.<alignments>, each possibly .gz."""
+    """Parallel text files: PREFIX.<source_lang>, PREFIX.<target_lang>, perhaps PREFIX.<alignments>; each may be .gz."""
 
     unit = "line"
 
@@ -94,12 +95,12 @@ class TextFiles(Source):
         return itertools.chain.from_iterable(self.chunks())
 
     def chunks(self) -> Iterator["TextChunk"]:
-        """Read the lines of all files in parallel. Raises UserError if the files have different numbers of lines."""
+        """Read one line of each file at a time. Raises UserError if the files have different numbers of lines."""
         first, rows, size = 1, list[tuple[bytes, ...]](), 0
         for row in itertools.zip_longest(*map(reading.raw_lines, self.files)):
             if None in row:
-                if rows:
-                    yield self._chunk(first, rows)  # if a file is not text, decoding raises a better error
+                if rows:  # let the caller decode them first: if a file is not text, decoding raises a clearer error
+                    yield self._chunk(first, rows)
                 raise self._unequal()
             rows.append(row)
             size += len(row[0]) + len(row[1])
@@ -131,10 +132,10 @@ class TextChunk:
     """Consecutive lines of parallel text files, not yet decoded."""
 
     paths: tuple[Path, ...]  # files of the sources, targets and possibly word alignments
-    first: int  # number of the first line, from 1
-    count: int  # lines of each file
-    content: tuple[bytes, ...]  # the lines of each file, with their ends
-    tag: str
+    first: int  # number of the chunk's first line in each file, from 1
+    count: int  # number of lines from each file
+    content: tuple[bytes, ...]  # for each file: its lines, joined, with line ends
+    tag: str  # as `Source.tag`
 
     def __len__(self) -> int:
         return self.count
@@ -158,7 +159,7 @@ class Table(Source):
     """A table file with a column per language, or a dataset saved to a folder."""
 
     def __init__(self, path: Path, columns: tuple[str, ...], header: bool = True, tag: str = "") -> None:
-        """`columns` names those of sources, targets and possibly word alignments; for `header` see `read_table`."""
+        """`columns` names those of source, target and possibly word alignment; `header` is as in `read_table`."""
         self.path, self.name, self.columns, self.header, self.tag = path, str(path), columns, header, tag
         self.has_alignments = len(columns) > 2  # noqa: PLR2004
         self.files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
@@ -184,7 +185,7 @@ class HubSplit(Source):
             datasets.config.HF_HUB_OFFLINE = True  # `datasets` then reads what it downloaded before
         try:
             rows = datasets.load_dataset(config.id, config.name, split=self.split, revision=config.revision)
-        except Exception as error:  # the hub's client raises many types
+        except Exception as error:  # the hub's client raises many types of exception
             raise UserError(
                 f"data.id={config.id}: split '{self.split}' cannot be loaded from the hub "
                 f"({reading.first_line(error)}); check the name and the network, or give a local copy with "
@@ -194,7 +195,7 @@ class HubSplit(Source):
 
 
 def count_pairs(sources: Iterable[Source]) -> int:
-    """Count the pairs of a split. Does not decode text files, so that invalid text raises no error here."""
+    """Count the pairs of a split. This does not decode text files, so invalid text raises no error here."""
     return sum(source.count() for source in sources)
 
 
@@ -229,7 +230,7 @@ def _tagged(tag: str, source: str) -> str:
 
 
 def _pairs(rows: Iterable[reading.Row], columns: tuple[str, ...]) -> Iterator[Pair]:
-    """Read the pairs in the columns for source, target and possibly word alignment."""
+    """Read pairs from rows. `columns` names the columns of source, target and possibly word alignment."""
     for location, row in rows:
         source, target, *links = (_cell(row, column, location) for column in columns)
         pair = Pair(source, target)
@@ -309,8 +310,8 @@ def _splits(config: schema.Data) -> Splits:
 
 
 def _check_alignments(suffix: str, result: Splits) -> None:
-    """Raise UserError if no split has word alignments, or if only some sources of a held-out split have them: AER would
-    count all links in the other sources as wrong."""
+    """Raise UserError if no split has word alignments, or if only some sources of a held-out split have them: the
+    alignment error rate would then count all links in the other sources as wrong."""
     for split, sources in result.items():
         without = [source for source in sources if not source.has_alignments]
         if split != "train" and without and len(without) < len(sources):
@@ -332,7 +333,8 @@ def _sources(names: list[str], config: schema.Corpus, key: str, tag: str = "") -
 
 
 def _matches(name: str, config: schema.Corpus, key: str) -> list[str]:
-    """List the tables and prefixes of plain text that match a pattern, sorted; for any other name, only the name."""
+    """List, sorted, the tables and prefixes of plain text that match the pattern `name`. A name without wildcards, or
+    of a file that exists, is returned alone."""
     path = str(user_path(name))
     if not glob.has_magic(path) or Path(path).exists() or _exists(Path(path), config.source_lang):
         return [name]
