@@ -2,7 +2,8 @@
 
 Each rule generates both sides and their links, so the alignment is exact. The French is a function of the English, so
 a perfect model reaches 100 BLEU. Spaces separate words, elided French words ("l'", "n'", "qu'") and punctuation; only
-names and English nationalities are capitalised. Every word has a link:
+names and English nationalities are capitalised. Every word has a link. Links that
+are not one to one:
 
 - "not" and "never" to both halves of the negation; "does", "did" and "will" to the French finite verb;
 - "saw" to auxiliary and participle ("a vu"), "to" to the infinitive, "because" to both words of "parce que";
@@ -21,15 +22,15 @@ from typing import NamedTuple, Self, TypeVar
 import yaml
 
 VERSION = 1  # part of the cache fingerprint: increase it when the text generated for a seed changes
-MIN_WORDS, MAX_WORDS = 4, 45  # words of an English sentence, counting the full stop
-CLAUSES, CLAUSE_WEIGHTS = (1, 2, 3, 4), (68, 15, 10, 7)
+MIN_WORDS, MAX_WORDS = 4, 45  # limits of an English sentence in words, counting the full stop
+CLAUSES, CLAUSE_WEIGHTS = (1, 2, 3, 4), (68, 15, 10, 7)  # numbers of clauses in a sentence, and their frequencies
 TENSES = ("present", "past", "future")
 ANIMATE = ("person", "animal")
-OWNED = ("animal", "document", "object", "place")
+OWNED = ("animal", "document", "object", "place")  # kinds of nouns that can have an owner
 WORDS = Path(__file__).with_name("demo_words.yaml")
 
 Links = tuple[tuple[int, int], ...]
-# Forms before a vowel or a mute h. The corpus has no aspirated h.
+# French word -> its form before a vowel or a mute h. The corpus has no aspirated h.
 BEFORE_VOWEL = {
     "le": "l'", "la": "l'", "ne": "n'", "de": "d'", "que": "qu'", "ce": "cet", "ma": "mon", "sa": "son",
 }  # fmt: skip
@@ -38,7 +39,7 @@ IRREGULAR_PLURALS = {"man": "men", "woman": "women", "child": "children", "mouse
 
 
 class Phrase(NamedTuple):
-    """Words of both sides, links (English index, French index), and the features with which French words agree."""
+    """An aligned phrase. Links are (English index, French index); French words agree with its gender and number."""
 
     english: tuple[str, ...]
     french: tuple[str, ...]
@@ -77,7 +78,7 @@ def starts_with_vowel(french: str) -> bool:
 def spell(sentence: Phrase) -> Phrase:
     """Apply French elision ("le" before a vowel -> "l'") and contraction ("de le" -> "du")."""
     words: list[str] = []
-    positions: list[int] = []  # index in `words` of each original word
+    positions: list[int] = []  # index in `words` of each word of `sentence.french`
     for word, following in zip(sentence.french, (*sentence.french[1:], "."), strict=True):
         spelled = BEFORE_VOWEL.get(word, word) if starts_with_vowel(following) else word
         if words and (words[-1], spelled) in CONTRACTIONS:
@@ -125,7 +126,7 @@ class Adjective(NamedTuple):
 class Determiner(NamedTuple):
     weight: int
     plural: bool
-    roles: tuple[str, ...]
+    roles: tuple[str, ...]  # letters that demo_words.yaml explains
     english: str
     masculine: str
     feminine: str
@@ -145,8 +146,8 @@ class Determiner(NamedTuple):
 class Verb(NamedTuple):
     english: tuple[str, ...]  # base, third person singular, past
     french: tuple[str, ...]  # present singular, present plural, participle, infinitive, future singular
-    takes: tuple[str, ...]  # kinds of its objects if it is transitive, otherwise groups of its prepositions
-    etre: bool  # whether its past takes "être"; then its participle agrees with the subject
+    takes: tuple[str, ...]  # transitive: kinds of nouns that are objects; intransitive: groups of prepositions
+    etre: bool  # whether "être" forms the past, in which the participle agrees with the subject
 
     @classmethod
     def parse(cls, english: str, french: str, takes: str, auxiliary: str = "avoir") -> Self:
@@ -155,7 +156,7 @@ class Verb(NamedTuple):
 
 
 class VerbGroup(NamedTuple):
-    """The templates of a verb group in both languages. Their fields in braces are forms of a verb."""
+    """The templates of a verb group in both languages. Their fields in braces are forms of a verb, and an adverb."""
 
     weight: int
     tense: str
@@ -194,7 +195,7 @@ def agree(masculine: str, feminine: str, is_feminine: bool, is_plural: bool) -> 
 
 
 def inflect(verb: Verb, feminine: bool, plural: bool) -> tuple[dict[str, str], dict[str, str]]:
-    """Return values for the English and the French fields of a `VerbGroup`, for a subject in the third person."""
+    """Return the forms of a verb that fill the English and the French fields of a `VerbGroup`, in the third person."""
     base, third, past = verb.english
     singular, plural_form, participle, infinitive, future = verb.french
     if verb.etre:
@@ -211,7 +212,7 @@ def inflect(verb: Verb, feminine: bool, plural: bool) -> tuple[dict[str, str], d
     return english, french
 
 
-COPULAS = {  # English and French forms of "to be", by whether the subject is plural
+COPULAS = {  # whether the subject is plural -> English and French forms of "to be"
     False: ({"present": "is", "past": "was"}, {"present": "est", "past": "était", "future": "sera"}),
     True: ({"present": "are", "past": "were"}, {"present": "sont", "past": "étaient", "future": "seront"}),
 }
@@ -225,7 +226,7 @@ class Lexicon:
             name: [[cell.strip() for cell in row.split("|")] for row in table.splitlines()]
             for name, table in yaml.safe_load(WORDS.read_text(encoding="utf-8")).items()
         }
-        self.nouns: dict[str, list[Noun]] = {}  # by kind
+        self.nouns: dict[str, list[Noun]] = {}  # kind -> nouns
         for kind, entries in tables["nouns"]:
             self.nouns.setdefault(kind, []).extend(Noun.parse(entry) for entry in entries.split(","))
         self.adjectives = [Adjective.parse(*row) for row in tables["adjectives"]]
@@ -234,10 +235,11 @@ class Lexicon:
         self.intransitive = [Verb.parse(*row) for row in tables["intransitive"]]
         self.verb_groups = [VerbGroup.parse(*row) for row in tables["verb_groups"]]
         self.copula_groups = [VerbGroup.parse(*row) for row in tables["copula_groups"]]
-        self.prepositions: dict[str, list[tuple[Phrase, str]]] = {}  # by group, with the kind of noun that follows
+        # Group -> its prepositions, each with the kind of noun that follows.
+        self.prepositions: dict[str, list[tuple[Phrase, str]]] = {}
         for group, *words, kind in tables["prepositions"]:
             self.prepositions.setdefault(group, []).append((phrase(*words), kind))
-        self.times: dict[str, list[Phrase]] = {}  # by tense
+        self.times: dict[str, list[Phrase]] = {}  # tense -> adverbials of time
         for tense, *words in tables["times"]:
             self.times.setdefault(tense, []).append(phrase(*words))
         self.adverbs = tables["adverbs"]
@@ -245,7 +247,7 @@ class Lexicon:
         self.names = [phrase(name, name, feminine=gender == "f") for name, gender in tables["names"]]
         self.pronouns = [phrase(*words, feminine=gender == "f") for *words, gender in tables["pronouns"]]
         self.connectives = [phrase(*words) for words in tables["connectives"]]
-        self.reports: dict[bool, list[Phrase]] = {False: [], True: []}  # by whether the subject is plural
+        self.reports: dict[bool, list[Phrase]] = {False: [], True: []}  # whether the subject is plural -> verbs
         for number, english, french in tables["reports"]:
             self.reports[number == "plural"].append(phrase(f"{english} that", f"{french} que", "0-0 1-1"))
 
@@ -326,7 +328,7 @@ class Grammar:
 
     def intransitive(self, compound: bool) -> Phrase:
         verb = self.rng.choice(self.words.intransitive)
-        # After "être" the participle agrees with the subject, so no relative clause stands between the two.
+        # With "être" the participle agrees with the subject, so no relative clause stands between subject and verb.
         subject = self.subject(compound, relative=not verb.etre and self.chance(0.2))
         group, words = self.verb_group(verb, subject)
         parts = [subject, words]
@@ -335,7 +337,7 @@ class Grammar:
         return self.timed(parts, group)
 
     def timed(self, parts: list[Phrase], group: VerbGroup) -> Phrase:
-        """Join the parts of a clause, sometimes with a time, which ends English clauses and starts French clauses."""
+        """Join the parts of a clause, sometimes with an adverbial of time: last in English, first in French."""
         if not self.chance(0.2):
             return join(parts)
         time = self.rng.choice(self.words.times[group.tense])
@@ -401,8 +403,8 @@ class Grammar:
     def noun_phrase(self, kind: str, role: str, relative: bool = False) -> Phrase:
         """Draw determiner, adjectives and noun, sometimes with a relative clause or an owner.
 
-        English orders adjectives by size, quality, origin. French puts size before the noun, and origin, then quality
-        after it.
+        `role` is a letter that demo_words.yaml explains. The English order is size, quality, origin, noun; the French
+        order is size, noun, origin, quality.
         """
         if kind == "institution":
             return self.institution()
@@ -425,7 +427,7 @@ class Grammar:
         return words._replace(feminine=head.feminine, plural=head.plural)
 
     def action(self, subject: Phrase) -> Phrase:
-        """Draw the verb phrase of a relative clause about this subject, such as "sees the cat"."""
+        """Draw the verb phrase of a relative clause about the noun `subject`, such as "sees the cat"."""
         if self.chance(0.7):
             verb = self.rng.choice(self.words.transitive)
             group, words = self.verb_group(verb, subject)
@@ -435,7 +437,7 @@ class Grammar:
         return join([words, self.prepositional(self.rng.choice(verb.takes))])
 
     def adjectives(self, kind: str, order: str, probability: float) -> list[Adjective]:
-        """Draw, with this probability, an adjective of an order such as "size" -> a list of one or none."""
+        """Draw, with the given probability, an adjective of an order such as "size" -> a list of one or none."""
         if not self.chance(probability):
             return []
         fitting = self.words.fitting_adjectives(kind, order)

@@ -1,8 +1,9 @@
 """The two passes over the splits of a corpus.
 
-`read_corpus` reads the user's files, drops empty training pairs, writes the others to temporary files (SPLIT.raw) and
-trains the tokenizers on them. `encode_split` encodes the pairs of such a file, drops training pairs by length, and
-writes the files that `prepared.Split` reads. Worker processes take chunks; results come in the order of the corpus.
+`read_corpus` reads the user's files, drops training pairs with a blank side, writes the usable pairs to temporary files
+(SPLIT.raw) and trains the tokenizers on them. `encode_split` encodes the pairs of such a file, drops training pairs by
+length, and writes the files that `prepared.Split` reads. Worker processes handle chunks of pairs; the results come back
+in the order of the corpus.
 """
 
 import hashlib
@@ -34,7 +35,7 @@ log = logging.getLogger(__name__)
 READ_IN_MAIN, ENCODE_IN_MAIN = 16, 4  # chunks that the main process handles before it starts workers
 MAX_HELD_OUT = 5_000  # most tokens of a held-out sentence: the attention weights of its batch must fit in memory
 MAX_EXAMPLES = 3  # most pairs that a warning names
-OVERLAPS = {  # counts in a held-out split -> largest share of pairs without a warning, text of the warning
+OVERLAPS = {  # name of a count -> largest share of a held-out split without a warning, text of the warning
     "sources_in_train": (0.1, "have a source that is also in train"),
     "pairs_in_train": (0.01, "are also in train"),
 }
@@ -50,11 +51,11 @@ Report = dict[str, Any]
 
 
 class RawChunk(NamedTuple):
-    """Consecutive pairs in the temporary file of a split: each has three lines (source, target, word alignment)."""
+    """Consecutive pairs in the temporary file of a split: a pair takes three lines: source, target, alignment."""
 
     path: Path
     start: int  # offset of the chunk in the file, in bytes
-    size: int  # bytes
+    size: int  # length of the chunk in bytes
     pairs: int  # number of pairs
 
     def columns(self) -> list[list[str]]:
@@ -71,7 +72,7 @@ class RawSplit:
 
     chunks: list[RawChunk] = field(default_factory=list)
     read: int = 0  # number of pairs read, usable or not
-    # The numbers, from 1, of the held-out pairs that lack text on a side.
+    # Side (as in BLANK) -> the numbers, from 1, of the held-out pairs that lack text on this side.
     blank: dict[str, list[int]] = field(default_factory=lambda: {side: [] for side in BLANK})
 
     def __len__(self) -> int:
@@ -84,9 +85,9 @@ class RawSplit:
 def read_corpus(
     data: schema.Data, tokenizer: schema.TokenizerConfig, splits: Splits, working: Path, workers: Workers
 ) -> tuple[dict[str, RawSplit], dict[str, dict[str, int]], list[str]]:
-    """Read the splits, and write the tokenizers to `working`. Raises UserError.
+    """Read the splits, train the tokenizers and write them to `working`. Raises UserError.
 
-    Returns the usable pairs of each split, its counts of OVERLAPS, and warnings for the corpus report.
+    Returns the usable pairs of each split, the counts in OVERLAPS of each split, and warnings for the corpus report.
     """
     overlap = Overlap()
     raw = {
@@ -140,11 +141,11 @@ class _ReadChunk(NamedTuple):
     raw: bytes  # the usable pairs in the format of `RawChunk`
     read: int  # number of pairs read, usable or not
     hashes: Array  # int64 (N, 2): hashes of the source and of the whole pair, the same in all processes
-    blank: dict[str, list[int]]  # indices, in the chunk, of the pairs that lack text on a side
+    blank: dict[str, list[int]]  # side (as in BLANK) -> indices, among the usable pairs, of those that lack text
 
 
 def _read_chunk(chunk: TextChunk | list[Pair], train: bool) -> _ReadChunk:
-    """Drop training pairs with a blank side. Held-out pairs are kept, because all of them are translated and scored."""
+    """Read a chunk, without training pairs that have a blank side. All held-out pairs are kept, to be scored."""
     pairs = list(chunk)
     usable = [pair for pair in pairs if not (train and (is_blank(pair.source) or is_blank(pair.target)))]
     digests = [_digest(text) for pair in usable for text in (pair.source, f"{pair.source}\n{pair.target}")]
@@ -189,9 +190,9 @@ class Overlap:
 
 
 def tokenizer_lines(train: RawSplit, tokenizer: schema.TokenizerConfig) -> list[Callable[[], Iterator[str]]]:
-    """Draw the lines that the tokenizers are trained on: at most `max_train_lines` for each tokenizer, thus of both
-    sides together if they share one. Returns two functions: they read the drawn sources, and the drawn targets, in the
-    order of the corpus."""
+    """Draw the lines that the tokenizers are trained on: at most `max_train_lines` for each tokenizer. For a joint
+    tokenizer, this limits the lines of both sides together. Returns two functions: the first reads the drawn sources,
+    the second the drawn targets, both in the order of the corpus."""
     if isinstance(tokenizer, schema.FileTokenizer):
         return [lambda: iter(()), lambda: iter(())]
     rng, pairs = np.random.default_rng(SAMPLE_SEED), len(train)
@@ -218,7 +219,7 @@ def _read_lines(chunks: list[RawChunk], side: int, mask: Array) -> Iterator[str]
 def encode_split(
     name: str, raw: RawSplit, sources: list[Source], working: Path, lowercase: bool, data: schema.Data, workers: Workers
 ) -> Report:
-    """Encode the usable pairs of a split with the tokenizers in `working`, and write them there.
+    """Encode the usable pairs of a split with the tokenizers in `working`, and write the files of the split there.
 
     Returns the split's part of the corpus report. Raises UserError for a held-out sentence that is too long.
     """
@@ -257,10 +258,10 @@ def encode_split(
 class EncodedSide(NamedTuple):
     """N encoded sentences of one language."""
 
-    ids: Array  # token ids of all sentences in a row; each sentence ends with </s>
-    lengths: Array  # (N,) tokens of each sentence
-    text: bytes  # UTF-8 of all sentences in a row
-    sizes: Array  # (N,) bytes of each sentence
+    ids: Array  # concatenated token ids of all sentences; each sentence ends with </s>
+    lengths: Array  # (N,) number of tokens of each sentence
+    text: bytes  # concatenated UTF-8 text of all sentences
+    sizes: Array  # (N,) number of bytes of each sentence
     unknown: int  # number of unknown tokens
 
 
@@ -270,7 +271,7 @@ class EncodedChunk(NamedTuple):
     sides: list[EncodedSide]
     alignments: list[str]
     dropped: dict[str, int]
-    too_long: tuple[int, int] | None  # index and tokens of the first held-out pair that is too long
+    too_long: tuple[int, int] | None  # index, and number of tokens, of the first held-out pair that is too long
 
 
 class Encoder:
@@ -306,10 +307,10 @@ class Encoder:
 
 
 def _filter(lengths: Array, max_length: int, max_ratio: float | None) -> tuple[Array, dict[str, int]]:
-    """Choose the training pairs to keep, and count the dropped pairs by reason. Lengths (2, N) include </s>."""
+    """Choose the training pairs to keep, and count the dropped pairs by reason. `lengths` (2, N) include </s>."""
     shortest, longest = lengths.min(axis=0), lengths.max(axis=0)
     reasons = {
-        "empty": shortest == 1,  # a side is </s> alone: the tokenizer ignores text such as a zero-width space
+        "empty": shortest == 1,  # a side has only </s>: the tokenizer removed, for example, a zero-width space
         "too_long": longest > max_length,
         "ratio": longest > (np.inf if max_ratio is None else max_ratio) * shortest,
     }
@@ -374,7 +375,7 @@ class OffsetsWriter:
         self._end = int(ends[-1]) if len(ends) else self._end
 
     def _write_header(self) -> None:
-        """Write NumPy's header. Its size does not depend on the number of sentences."""
+        """Write NumPy's header at the current position. It has the same size for any number of sentences."""
         header = {"descr": OFFSETS.str, "fortran_order": False, "shape": (self._count + 1,)}
-        # NumPy gets only `write`: it writes to real files by C functions, whose errors do not mention a full disk.
+        # Pass only `write`: NumPy writes arrays to real files by C functions, whose errors do not mention a full disk.
         np.lib.format.write_array_header_1_0(SimpleNamespace(write=self._file.write), header)
