@@ -2,8 +2,7 @@
 
 Each rule generates both sides and their links, so the alignment is exact. The French is a function of the English, so
 a perfect model reaches 100 BLEU. Spaces separate words, elided French words ("l'", "n'", "qu'") and punctuation; only
-names and English nationalities are capitalised. Every word has a link. Links that
-are not one to one:
+names and English nationalities are capitalised. Every word has a link. These words have special links:
 
 - "not" and "never" to both halves of the negation; "does", "did" and "will" to the French finite verb;
 - "saw" to auxiliary and participle ("a vu"), "to" to the infinitive, "because" to both words of "parce que";

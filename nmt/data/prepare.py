@@ -27,7 +27,8 @@ from nmt.system.processes import Workers
 log = logging.getLogger(__name__)
 
 THREADS = 4  # threads that hash files
-_NOT_IN_FINGERPRINT: Any = {  # keys of `data` that do not change the prepared corpus; paths, since file contents count
+# Keys of `data` that do not change the prepared corpus. Instead of paths, the fingerprint takes the files' contents.
+_NOT_IN_FINGERPRINT: Any = {
     **dict.fromkeys(("cache_dir", "workers", "train", "validation", "test", "path", "extra"), True),
     "corpora": {"__all__": {"train", "validation", "test"}},
 }
@@ -59,7 +60,7 @@ def prepare(data: schema.Data, tokenizer: schema.TokenizerConfig) -> Prepared:
                 with named_errors(directory.parent):
                     working.mkdir()
                     _prepare(data, tokenizer, fingerprint, working)
-                    working.rename(directory)  # so that the cache never holds a part of a corpus
+                    working.rename(directory)  # only now, so that the cache never holds an incomplete corpus
             finally:
                 shutil.rmtree(working, ignore_errors=True)
             prepared = Prepared(directory)
@@ -76,7 +77,7 @@ def _directory(data: schema.Data, fingerprint: str) -> Path:
 
 
 def _from_cache(directory: Path) -> Prepared | None:
-    """Open the prepared corpus; None if it does not exist or is incomplete."""
+    """Open the prepared corpus. Returns None if it does not exist or is incomplete."""
     try:
         return Prepared(directory)
     except UserError:
@@ -151,7 +152,7 @@ def _prepare(data: schema.Data, tokenizer: schema.TokenizerConfig, fingerprint: 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Hold an exclusive lock, so that the jobs of a sweep wait until one of them has prepared the corpus."""
-    with path.open("ab") as lock:  # the file is kept; closing it releases the lock, also when the process is killed
+    with path.open("ab") as lock:  # the file stays; closing it releases the lock, also if the process is killed
         if not try_lock(lock.fileno(), path):
             log.info("corpus: another process is preparing it, waiting")
             fcntl.flock(lock, fcntl.LOCK_EX)

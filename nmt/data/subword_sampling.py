@@ -16,12 +16,13 @@ from typing import Any, NamedTuple
 
 from nmt.data.word_alignment import WORD_START
 
-CACHED_WORDS, LONGEST_CACHED = 2**16, 32  # number of words; characters of a word (longer words are rare and large)
+# Limits of a sampler's cache: entries, and characters of a cached word. Longer words are rare, and their entries large.
+CACHED_WORDS, LONGEST_CACHED = 2**16, 32
 NEVER = -math.inf  # score of a pair that must not be merged
 
 Ids = tuple[int, ...]
 Pieces = Any  # the pieces of a SentencePiece ModelProto; each has a text `piece`, a `score` and a `type`
-Uniform = Callable[[], float]  # draws from [0, 1)
+Uniform = Callable[[], float]  # draws a number from [0, 1)
 
 
 def make_sampler(model: bytes) -> "Sampler | None":
@@ -38,7 +39,7 @@ def make_sampler(model: bytes) -> "Sampler | None":
 
 
 class Sampler(ABC):
-    """Splits a normalised line into words, samples a segmentation of each, and merges each run of unknown tokens."""
+    """Splits a normalised line into words, samples a segmentation of each, and merges successive unknown tokens."""
 
     def __init__(self, pieces: Pieces) -> None:
         def ids(kind: str) -> dict[str, int]:
@@ -59,7 +60,7 @@ class Sampler(ABC):
         within = "." if any(WORD_START in piece[1:] for piece in self._ids) else f"[^{WORD_START}]"
         if not self._user:
             return f"{WORD_START}?{within}+|{WORD_START}"
-        user = "|".join(map(re.escape, sorted(self._user, key=len, reverse=True)))  # longer symbols come first
+        user = "|".join(map(re.escape, sorted(self._user, key=len, reverse=True)))  # longer ones are tried first
         return f"{user}|{WORD_START}?(?:(?!{user}){within})+|{WORD_START}"
 
     def draw(self, text: str, alpha: float, seed: int) -> list[int]:
@@ -74,7 +75,7 @@ class Sampler(ABC):
         """Segment words and user-defined symbols into token ids."""
 
     def _symbol(self, text: str) -> Ids:
-        """Look up the id of a piece. For other text, return the ids of its bytes, or the unknown id without bytes."""
+        """Look up the id of a piece. Other text becomes its bytes, or <unk> if the model has no byte pieces."""
         piece = self._ids.get(text, self._user.get(text))
         if piece is not None:
             return (piece,)
@@ -89,8 +90,9 @@ class _Merged(NamedTuple):
 
 
 class BpeSampler(Sampler):
-    """BPE-dropout (Provilkov et al. 2020) as in SentencePiece: repeatedly merges the pair of symbols with the best
-    score, or the leftmost of equals. With probability alpha it skips a pair until one of the two symbols changes."""
+    """BPE-dropout (Provilkov et al. 2020) as in SentencePiece: each attempt takes the pair of symbols with the best
+    score, the leftmost if several are equal, and merges it. With probability alpha, it instead skips the pair until
+    one of the two symbols changes."""
 
     def __init__(self, pieces: Pieces) -> None:
         super().__init__(pieces)
@@ -99,7 +101,7 @@ class BpeSampler(Sampler):
     def _draw(self, units: list[str], alpha: float, uniform: Uniform) -> list[int]:
         ids: list[int] = []
         gaps = _gaps(alpha, uniform)
-        next_skip = next(gaps)  # the next attempt to be skipped, counted from the start of the word
+        next_skip = next(gaps)  # number of the next attempt that is skipped, from 0 at the start of the word
         for unit in units:
             if len(unit) > LONGEST_CACHED:
                 word, next_skip = self._draw_long(unit, next_skip, gaps)
@@ -115,7 +117,8 @@ class BpeSampler(Sampler):
         return ids
 
     def _draw_long(self, unit: str, next_skip: float, gaps: Iterator[float]) -> tuple[_Merged, float]:
-        """Segment a word that is too long for the cache -> the word, and the next skip after it.
+        """Segment a word that is too long for the cache -> the segmented word, and the first skip after it, also
+        counted from the start of this word.
 
         Draws all skips beforehand, so that the word is segmented only once. A word of n symbols needs fewer than 3 n
         attempts: it has n - 1 pairs at first, and each merge makes at most two new pairs.
@@ -194,10 +197,10 @@ class UnigramSampler(Sampler):
         return ids
 
     def _endings(self, unit: str, alpha: float) -> list[_Ending]:
-        """Find the pieces that may end after each character of a word. `_draw` uses them from the last to the first."""
+        """Find the pieces that may end after each character of a word. `_draw` reads the result from last to first."""
         if unit in self._user:
             return [_Ending([], [0], [(self._user[unit],)])]
-        log_sums = [0.0]  # log of the summed weights of all segmentations up to each position
+        log_sums = [0.0]  # for each position: log of the sum of p ** alpha over the segmentations up to there
         endings = []
         for end in range(1, len(unit) + 1):
             starts = [i for i in range(max(0, end - self._longest), end - 1) if unit[i:end] in self._scores]
