@@ -29,7 +29,7 @@ INVISIBLE = {"Cc", "Cf", "Zl", "Zp", "Zs"}  # Unicode categories of characters t
 SELECTORS = *range(0xFE00, 0xFE10), *range(0x180B, 0x1810), *range(0xE0100, 0xE01F0)
 FILLERS = {*"\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0", *map(chr, SELECTORS)}
 
-Row = tuple[str, dict[str, Any]]  # location such as "corpus.tsv, line 3"; cells by the name of their column
+Row = tuple[str, dict[str, Any]]  # location such as "corpus.tsv, line 3"; column name -> cell
 csv.field_size_limit(sys.maxsize)  # sentences may be long
 log = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ def first_line(error: Exception) -> str:
 
 
 def table_format(path: Path) -> str | None:
-    """Return the table format that the suffix of a file name stands for, before any .gz; None if it is no table."""
+    """Return the table format by the suffix of a file name, before .gz if it has that; None for any other suffix."""
     suffixes = path.suffixes[:-1] if path.suffix == ".gz" else path.suffixes
     return TABLES.get(suffixes[-1]) if suffixes else None
 
@@ -156,7 +156,7 @@ def read_table(path: Path, header: bool = True) -> Iterator[Row]:
     match kind:
         case "json":
             return _json_rows(path)
-        case "tsv":  # without quoting: a stray " is text
+        case "tsv":  # has no quoting: a " is an ordinary character
             lines = enumerate(read_corpus_lines(path), 1)
             return _named(path, ((number, line.split("\t")) for number, line in lines if line), header)
         case "csv":
@@ -192,7 +192,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
         for cells in reader:
             if cells:
                 yield number, cells
-            number = reader.line_num + 1  # a quoted cell may span lines
+            number = reader.line_num + 1  # a quoted cell may contain line ends
     except csv.Error as error:
         raise UserError(f"{path}, line {number}: cannot be read as a table ({error})") from None
 
@@ -237,7 +237,7 @@ def _dataset_rows(path: Path) -> Iterator[Row]:
         yield from ((f"{path}, row {number}", row) for number, row in enumerate(table, 1))
     except UserError:
         raise
-    except Exception as error:  # pyarrow and datasets raise many types for a broken table
+    except Exception as error:  # pyarrow and datasets raise many types of exception for a broken table
         raise UserError(f"{path}: cannot be read as a table ({first_line(error)})") from None
 
 
@@ -251,7 +251,7 @@ def import_datasets() -> Any:  # noqa: ANN401
 
 @cache
 def hub_answers(dataset: str) -> bool:
-    """Check, once per dataset, whether the Hugging Face hub can be reached. If not, `datasets` would retry for 24 s."""
+    """Check, once per dataset, whether the Hugging Face hub can be reached: `datasets` itself would retry for 24 s."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
@@ -259,6 +259,6 @@ def hub_answers(dataset: str) -> bool:
         HfApi().dataset_info(dataset, timeout=10)
     except (HfHubHTTPError, HFValidationError):
         return True  # `datasets` will report this error
-    except Exception:  # the HTTP clients of the hub raise many types
+    except Exception:  # the HTTP clients of the hub raise many types of exception
         return False
     return True

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 # Matches a piece that continues a word: it starts with a letter, digit or hyphen, or is a byte of byte_fallback.
 CONTINUATION = re.compile("[^\\W_]|[-\u2010\u2011]|<0x[0-9A-F]{2}>$")
 TOKENIZER_FILES = ("tokenizer.model", "source.model", "target.model")  # a run has one joint model, or one per language
-LONGEST_LINE = 2**16  # bytes; training leaves out longer lines
+LONGEST_LINE = 2**16  # in bytes; the training of a tokenizer leaves out longer lines
 PAD, UNK, BOS, EOS = 0, 1, 2, 3  # token ids in the models that nmt trains
 NO_RULE_FILE = b"\x1a\x02\x32\x00"  # clears normalizer_spec.normalization_rule_tsv when appended to a model
 CHARACTERS = [chr(code) for code in range(0x30000)]  # characters from U+30000 on have no canonical decomposition
@@ -49,8 +49,8 @@ class Tokenizer:
     """Converts text of one language to token ids, which end with </s> and contain no <s>, and back.
 
     `decode` of `encode` returns the normalised line without leading, trailing or repeated spaces. Only unknown
-    characters are lost, and byte_fallback avoids them. `encode` treats special symbols in a line, such as "</s>", as
-    ordinary text, and a lone surrogate as U+FFFD.
+    characters are lost; with byte_fallback, no character is unknown. `encode` treats special symbols in a line, such as
+    "</s>", as ordinary text, and a lone surrogate as U+FFFD.
     """
 
     def __init__(self, model: bytes, lowercase: bool = False, name: str = "tokenizer") -> None:
@@ -121,14 +121,14 @@ class Tokenizer:
         return ["<pad>" if i == self.pad else self._processor.id_to_piece(int(i)) for i in ids]
 
     def id_of(self, piece: str) -> int | None:
-        """Look up the id of a piece, spelled as in `pieces`. None if the vocabulary lacks it, and for padding, <s> and
-        </s>."""
+        """Look up the id of a piece, spelled as in `pieces`. Returns None if the vocabulary lacks it, and for padding,
+        <s> and </s>."""
         token: int = self._processor.piece_to_id(piece)
         exists = self._processor.id_to_piece(token) == piece
         return token if exists and token not in {self.pad, self.bos, self.eos} else None
 
     def boundary(self) -> NDArray[np.bool_]:
-        """Mark the tokens that do not continue the preceding word -> (V,): those that start with a space or with
+        """Mark the tokens that do not continue the preceding word -> bool (V,): tokens that start with a space or with
         punctuation other than a hyphen, and </s>."""
         pieces = self.pieces(range(self.vocab_size))
         return np.array([not (CONTINUATION.match(piece) or category(piece[0])[0] == "M") for piece in pieces])
@@ -164,7 +164,7 @@ class Tokenizer:
         if line.isascii() and line.isprintable():
             return pieces
         (cleaned,) = self._clean([line])
-        original = line.lower() if self.lowercase else line  # as long as `cleaned`
+        original = line.lower() if self.lowercase else line  # same length as `cleaned`, so `origins` index both
         text, origins = self._processor.normalize(cleaned, with_offsets=True)
         marks = iter([i for i, char in enumerate(text) if char == WORD_START])
 
@@ -174,7 +174,7 @@ class Tokenizer:
             span = re.sub(f"[{WORD_START}\r\n]", "\xa0", original[origins[i] if i else 0 : origins[i + 1]])
             before, space, after = re.sub(" +", WORD_START, span).rpartition(WORD_START)
             if i == 0 and not span:
-                space = WORD_START  # SentencePiece puts one at the start of every line
+                space = WORD_START  # SentencePiece puts "▁" at the start of every line
             return f"{before}{match[1]}{space}{after}"
 
         return re.sub(f"(\n?){WORD_START}", restore, "\n".join(pieces)).split("\n")
@@ -224,7 +224,7 @@ def copy_unknown(pieces: Sequence[str], weights: NDArray[np.float32], source: Se
     al. 2015, section 4).
 
     Shapes: pieces (T,), weights (T, S), source (S,), which are the pieces of `Tokenizer.surfaces`. "</s>" is never
-    copied: where it has all the weight, "<unk>" stays.
+    copied: if it has all the weight, "<unk>" stays.
     """
     weights = np.where([piece == END for piece in source], 0.0, weights)
     copies = [source[row.argmax()] if row.any() else UNKNOWN for row in weights]
@@ -235,10 +235,10 @@ def copy_unknown(pieces: Sequence[str], weights: NDArray[np.float32], source: Se
 def encode_lines(
     tokenizer: Tokenizer, lines: Sequence[str], limit: int, name: str, first_line: int = 1
 ) -> tuple[list[list[int]], list[list[str]]]:
-    """Segment each line into token ids and the pieces of `Tokenizer.surfaces`, and cut longer lines to `limit` tokens.
+    """Segment each line into token ids and the pieces of `Tokenizer.surfaces`. Lines are cut to `limit` tokens.
 
-    A cut logs a warning such as "line 3 has 900 tokens", where `name` is "line" and `first_line` the number of the
-    first line. A line without visible characters becomes </s> alone. Lines are encoded one by one, so that memory holds
+    A cut logs a warning such as "line 3 has 900 tokens": `name` is the word "line", and `first_line` is the number of
+    lines[0]. A line without visible characters becomes </s> alone. Lines are encoded one by one, so that memory holds
     all tokens of at most one overlong line.
     """
     encoded: list[list[int]] = []
@@ -312,7 +312,7 @@ def _train(config: schema.TrainedTokenizer, lines: Lines, tags: Sequence[str]) -
     except RuntimeError as error:
         raise UserError(_explanation(str(error), config)) from None
     trained = model.getvalue()
-    if config.normalization == "nfc":  # drop the name of the temporary rule file: it would make equal models differ
+    if config.normalization == "nfc":  # drop the name of the temporary rule file, in which equal models would differ
         trained = sentencepiece.SentencePieceProcessor(model_proto=trained + NO_RULE_FILE).serialized_model_proto()
     return Tokenizer(trained, config.lowercase)
 
@@ -350,8 +350,8 @@ def _normalization_options(name: str) -> Iterator[dict[str, Any]]:
 
 @cache
 def nfc_rule() -> str:
-    """Return Unicode NFC as a rule table of SentencePiece: each line has a text, a tab and its replacement, both as
-    hexadecimal code points.
+    """Return Unicode NFC as a rule table of SentencePiece. Each line has a text, a tab and the replacement of the text,
+    both as hexadecimal code points.
 
     Every canonically equivalent spelling of a composed character becomes its NFC form, white space becomes a space, and
     control characters and byte order marks are removed.

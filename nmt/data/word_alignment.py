@@ -85,7 +85,7 @@ def words_of_pieces(pieces: Sequence[str]) -> list[int]:
 
     A word starts at the first piece, at each piece that begins with "▁", at "</s>" and after it. "<unk>" is always
     a whole word, because SentencePiece decodes it with spaces around it. A lone "▁" belongs to the pieces that follow.
-    A piece with "▁" inside stands for several unknown words and counts as the first of them.
+    A piece with "▁" inside stands for several unknown words and belongs to the first.
     """
     words = [0] * bool(pieces)
     for previous, piece in pairwise(pieces):
@@ -99,7 +99,7 @@ def merge_to_words(weights: Weights, target_pieces: Sequence[str], source_pieces
     """Merge weights between pieces to weights between words: (T, S) -> (target words, source words).
 
     Sums over the pieces of a source word and averages over the pieces of a target word (Clark et al. 2019), so that
-    rows keep their sum.
+    each row keeps its sum.
     """
     assert weights.shape == (len(target_pieces), len(source_pieces))
     target, source = _membership(target_pieces), _membership(source_pieces)
@@ -122,7 +122,8 @@ def _membership(pieces: Sequence[str]) -> NDArray[np.float64]:
 
 
 def hard_alignment(word_weights: Weights) -> set[Link]:
-    """Link each target word to the source word with the largest of its weights (T, S), or to the first of equal ones.
+    """Link each target word to the source word with the largest weight in its row of (T, S), the first if several are
+    equal.
 
     A target word without any weight gets no link, as when monotonic attention has read past the end.
     """
