@@ -113,8 +113,10 @@ def plan(
 ) -> list[Indices]:
     """Group N pairs, given by the lengths (N,) of their sides, into batches of indices. Each pair is in one batch.
 
-    A batch takes at most `batch_sentences` pairs. Their number x the length of their longest side is at most
-    `batch_tokens`, unless a single pair is longer. `rng` shuffles pairs of equal length and the order of the batches.
+    A batch has at most `batch_sentences` pairs. The number of pairs x the length of the longest side is at most
+    `batch_tokens`, unless a single longer pair forms the batch. `rng` shuffles pairs of equal length and the
+    order of the batches.
+
     `sampled_lengths` are the lengths of sampled segmentations. They decide which pairs share a batch, but not how many
     pairs a batch has, so that all epochs have the same number of batches.
     """

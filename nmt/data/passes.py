@@ -168,7 +168,7 @@ class Overlap:
     """Finds, by hashes, the held-out sources and pairs that are also in train. Train must be added last."""
 
     def __init__(self) -> None:
-        self.held_out: dict[str, list[Array]] = {}  # hashes (N, 2) of each chunk, by split
+        self.held_out: dict[str, list[Array]] = {}  # split -> hashes (N, 2) of each of its chunks
         self._wanted: set[int] | None = None  # the hashes of all held-out splits
         self._in_train: set[int] = set()
 

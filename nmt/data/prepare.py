@@ -42,7 +42,7 @@ def prepare(data: schema.Data, tokenizer: schema.TokenizerConfig) -> Prepared:
     if prepared is not None:
         log.info("corpus: prepared before, %s", directory)
         if isinstance(tokenizer, schema.FileTokenizer):
-            check_sampling(tokenizer, prepared.tokenizers)  # sampling is not part of the fingerprint
+            check_sampling(tokenizer, prepared.tokenizers)  # the cached corpus does not depend on `sampling`
         return prepared
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)

@@ -60,7 +60,7 @@ class Sampler(ABC):
         within = "." if any(WORD_START in piece[1:] for piece in self._ids) else f"[^{WORD_START}]"
         if not self._user:
             return f"{WORD_START}?{within}+|{WORD_START}"
-        user = "|".join(map(re.escape, sorted(self._user, key=len, reverse=True)))  # longer ones are tried first
+        user = "|".join(map(re.escape, sorted(self._user, key=len, reverse=True)))  # try longer symbols first
         return f"{user}|{WORD_START}?(?:(?!{user}){within})+|{WORD_START}"
 
     def draw(self, text: str, alpha: float, seed: int) -> list[int]:
@@ -75,7 +75,7 @@ class Sampler(ABC):
         """Segment words and user-defined symbols into token ids."""
 
     def _symbol(self, text: str) -> Ids:
-        """Look up the id of a piece. Other text becomes its bytes, or <unk> if the model has no byte pieces."""
+        """Look up the id of a piece. Other text gets the ids of its bytes, or <unk> if the model has no byte pieces."""
         piece = self._ids.get(text, self._user.get(text))
         if piece is not None:
             return (piece,)
@@ -117,8 +117,8 @@ class BpeSampler(Sampler):
         return ids
 
     def _draw_long(self, unit: str, next_skip: float, gaps: Iterator[float]) -> tuple[_Merged, float]:
-        """Segment a word that is too long for the cache -> the segmented word, and the first skip after it, also
-        counted from the start of this word.
+        """Segment a word that is too long for the cache -> the segmented word, and the number of the first skipped
+        attempt after it. This number and `next_skip` count from the start of the word.
 
         Draws all skips beforehand, so that the word is segmented only once. A word of n symbols needs fewer than 3 n
         attempts: it has n - 1 pairs at first, and each merge makes at most two new pairs.
@@ -200,7 +200,9 @@ class UnigramSampler(Sampler):
         """Find the pieces that may end after each character of a word. `_draw` reads the result from last to first."""
         if unit in self._user:
             return [_Ending([], [0], [(self._user[unit],)])]
-        log_sums = [0.0]  # for each position: log of the sum of p ** alpha over the segmentations up to there
+        # For each position: log of the sum of p ** alpha over all segmentations of unit[:position], where p is the
+        # probability of the segmentation in the model.
+        log_sums = [0.0]
         endings = []
         for end in range(1, len(unit) + 1):
             starts = [i for i in range(max(0, end - self._longest), end - 1) if unit[i:end] in self._scores]
