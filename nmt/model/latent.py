@@ -39,9 +39,10 @@ class LatentPosition(NamedTuple):
     first_order: bool = False  # does the prior depend on the previous position, and on nothing else of the past?
 
     def strongest(self, weights: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Choose the positions in the sum: weights (B, T, S) -> their weights (B, T, K), which sum to 1, and positions.
+        """Choose the positions in the sum: weights (B, T, S) -> their weights (B, T, K) and positions, int64 (B, T, K).
 
-        The positions are None if they are all S in order.
+        The weights are divided by their sum if positions may be left out. The positions are None if they are all S in
+        order.
         """
         positions = None
         if self.top_k is not None and weights.shape[-1] > self.top_k:
@@ -211,8 +212,8 @@ class LatentDecoder(Decoder):
     ) -> tuple[Mixture, Tensor]:
         """Mix the readouts of source positions: outputs (B, T, H), weights (B, T, S), words (B, T, E) -> Mixture.
 
-        For one step of a search, pass rows (N, ...) grouped by sentence. Also returns the result of `read_out_partly`,
-        (B * T, P).
+        For one step of a search, pass rows (N, ...) grouped by sentence. averages_losses: see `Mixture`. Also returns
+        the result of `read_out_partly`, (B * T, P).
         """
         source = state.attended_source()
         assert source.contexts is not None
@@ -223,7 +224,7 @@ class LatentDecoder(Decoder):
         readouts: Tensor = self.dropout(self.readout.activation(_of_positions(partial, source.contexts, positions)))
         if state.products.lexical is not None:
             assert source.words is not None
-            words = state.products.lexical.of_attended(source.words)  # (B, S, R)
+            words = state.products.lexical.of_attended(source.words)  # (B, S, R), where R = E
             added = _of_positions(words.new_zeros(*partial.shape[:2], 1), words, positions)
             readouts = readouts + self.dropout(added.expand_as(readouts))
         return Mixture(readouts, strongest, positions, averages_losses), partial.flatten(0, 1)
