@@ -231,8 +231,8 @@ class Chunk(nn.Module):
 
 
 def _masked(energies: Tensor, drop: Tensor) -> Tensor:
-    """Mask energies with the lowest finite number of float32 or wider. With -inf, a row without positions would become
-    NaN."""
+    """Mask energies with the lowest finite number of their dtype, float32 or wider. With -inf, a row without positions
+    would become NaN."""
     energies = wide(energies)
     return energies.masked_fill(drop, torch.finfo(energies.dtype).min)
 

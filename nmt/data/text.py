@@ -142,7 +142,7 @@ def first_line(error: Exception) -> str:
 
 
 def table_format(path: Path) -> str | None:
-    """Return the table format by the suffix of a file name, before .gz if it has that; None for any other suffix."""
+    """Return the format of a table by its file name's suffix; a final .gz is ignored. None if it is no table."""
     suffixes = path.suffixes[:-1] if path.suffix == ".gz" else path.suffixes
     return TABLES.get(suffixes[-1]) if suffixes else None
 

@@ -143,7 +143,7 @@ class Tokenizer:
         return [self.restore_spaces(line, pieces) for line, pieces in zip(lines, segmented, strict=True)]
 
     def surfaces_of(self, line: str, ids: Iterable[int]) -> list[str]:
-        """Return the pieces of the segmentation of `line` that `ids` describes, in the form of `surfaces`."""
+        """Convert `ids`, the token ids of one segmentation of `line`, to pieces like those that `surfaces` returns."""
         pieces = self.pieces(ids)
         if UNKNOWN in pieces:
             text = self._processor.normalize(self._clean([line])[0])

@@ -75,8 +75,11 @@ _loop: ContextVar[dict[Any, tuple[list[Any], Shared]] | None] = ContextVar("loop
 
 @contextmanager
 def loop() -> Iterator[None]:
-    """Enter a context in which `defer_gradient` recognises the tensors of earlier calls. A loop inside another loop is
-    part of the outer loop."""
+    """Enter a context in which `defer_gradient` recognises the tensors of earlier calls.
+
+    It also keeps their converted forms, so a search uses the context as well, without gradients. A loop inside another
+    loop is part of the outer loop.
+    """
     if _loop.get() is not None:
         yield
         return

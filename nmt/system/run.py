@@ -178,7 +178,7 @@ class RunDirectory:
         """
         manifest = self.read_manifest()
         if not self._has_results():
-            # From a start that failed, keep only the overrides and choices, which name the run.
+            # Keep from the record of a failed start the overrides and choices: they name the system in comparisons.
             first, manifest = self.first_start(), {}
             if self.config.exists() and not _differences(load_values(self.config), values, CHANGEABLE_KEYS):
                 start = {**start, **{key: first[key] for key in ("overrides", "choices") if key in first}}

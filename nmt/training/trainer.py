@@ -121,9 +121,10 @@ class Trainer:
         # By default the body runs once and returns. It runs again only after `suppress` has caught OutOfMemory.
         while True:
             with self.timed("loading"):
-                batches = self.batches.load(share if counts else indices[:1], self.epoch, next(attempts))
+                count = next(attempts)
+                parts = self.batches.load(share if counts else indices[:1], self.epoch, count)
             with suppress(OutOfMemory):
-                return self.update(batches, tokens, counts)
+                return self.update(parts, tokens, counts)
 
     def update(self, batches: Sequence[Batch], tokens: int | None = None, counts: bool = True) -> Update:
         """Update the parameters on one batch, given in parts: forward, objective, backward, clip, step.

@@ -33,7 +33,7 @@ class _State(NamedTuple):
     expected: int  # the token that leads to the next state; -1 if no token does
     first: int  # the first token of the phrase; -1 when the last copy is complete
     failure: int  # number of the state to continue from when another token than `expected` follows
-    complete: bool  # whether a copy ends here, which counts unless the next token continues its last word
+    complete: bool  # whether a copy ends here; it counts only if the next token does not continue its last word
     satisfied: bool  # whether the phrase is met if the hypothesis ends here
     done: int  # number of tokens in all earlier copies
     matched: int  # number of tokens met of the current copy

@@ -230,6 +230,8 @@ class Translator:
         nmt.translate.guidance.Controls. A line has an empty translation if it is empty itself, or if no hypothesis has
         a probability above 0. Raises UserError if the search cannot return n translations or follow the controls.
         """
+        # `_shared` gives this process its batches, `_search_batches` halves a batch that does not fit in memory,
+        # `_encoded_batch` encodes one, and `self.method` searches it.
         self.method.check_nbest(n)
         if self.model.training:
             self.invalidate_prepared()
