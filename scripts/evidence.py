@@ -23,12 +23,12 @@ from nmt.compare.compare import Comparison, compare, find, group
 from nmt.compare.entry import Entry, HeldOut, Training, read_metrics, read_run, read_settings
 from nmt.compare.report import tables, write_files
 from nmt.config.compose import flatten
-from nmt.config.errors import UserError, override_values
+from nmt.config.errors import UserError
 from nmt.config.schema import NO_EFFECT_KEYS
 from nmt.evaluate.bleu import FORMULAS, METRICS, Counted, count, signatures
 from nmt.export.contents import shared_config, shared_manifest
 from nmt.system.files import to_json, write_atomically
-from nmt.system.run import FINISHED, SET_BY_PRESETS, RunDirectory, digest, load_values, read_json, runs_below
+from nmt.system.run import FINISHED, RunDirectory, digest, load_values, read_json, recorded_choices, runs_below
 from nmt.system.text_table import markdown
 
 SPLITS = ("validation", "test")
@@ -89,18 +89,12 @@ def unpack(file: Path, split: str) -> tuple[Entry, HeldOut]:
         sources = [" ".join("x" * int(words)) for words in arrays[f"{split}/words"]]
     config, manifest, result = record["config"], record["manifest"], record["results"][split]
     settings, start = read_settings(config), manifest["starts"][0]
-    chosen = {
-        group: choice
-        for group, choice in start.get("choices", {}).items()
-        if "/" not in group and group not in SET_BY_PRESETS
-    }
-    chosen |= override_values(start.get("overrides", []))
     entry = Entry(
         name=file.stem,
         hypotheses=[file.stem],  # differs between runs, since `group` leaves out equal outputs of a seed
         seed=config["seed"],
         config=digest({key: value for key, value in flatten(config) if key not in {"seed", *NO_EFFECT_KEYS}}),
-        choices={key: choice for key, choice in chosen.items() if key not in {"seed", *NO_EFFECT_KEYS}},
+        choices=recorded_choices(start),
         aer=100 * result["aer"] if "aer" in result else None,
         parameters=manifest["parameters"],
         training=Training.read(manifest, record["metrics"]),

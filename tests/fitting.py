@@ -15,7 +15,7 @@ from nmt.training.journal import Journal
 from nmt.training.loop import Observer
 from nmt.training.trainer import Trainer, Update
 
-TIMED = {"time", "train/tokens_per_second", "train/utilisation"}  # measurements of time
+TIMED = {"time", "train/tokens_per_second", "train/utilisation"}  # measured times, which differ between equal runs
 
 
 def fitted(config: TrainConfig, run: Path, observer: Observer | None = None) -> Path:

@@ -48,7 +48,7 @@ class Steering(NamedTuple):
 class Memory(NamedTuple):
     """The encoded source sentences. With N heads, each sentence has N consecutive rows in the batch axis B."""
 
-    values: Tensor  # (B, S, M) of which a context is the weighted sum: encoder states, or a head's projections
+    values: Tensor  # (B, S, M) summands of the contexts: encoder states, or projections of them for one head
     keys: Tensor  # (B, S, A) projections of the encoder states for the score, computed once per sentence
     valid: Tensor  # (B, S) bool, True where a position may be attended to
     mask: Tensor | None = None  # (B, 1, S) added to energies: 0 where valid, else the lowest finite number

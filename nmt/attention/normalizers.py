@@ -198,7 +198,7 @@ class MonotonicNormalizer(Normalizer):
         assert energies.shape[1] == 1
         energies, keep = wide(energies)[:, 0] + self.offset, keep[:, 0]
         before = past.log_stops
-        if before is None:  # at the first step, reading starts at position 0
+        if before is None:  # the first step starts to read at position 0
             before = torch.full_like(energies, -torch.inf)
             before[:, 0] = 0.0
         before = before.to(energies.dtype)

@@ -412,7 +412,7 @@ def _energies(query: Tensor, features: Tensor | None, values: _Values) -> Tensor
 
 
 def _blocks(query: Tensor, keys: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Divide the sentences and steps into blocks whose hidden units are computed together. Yield a slice of both."""
+    """Divide sentences and steps into blocks whose hidden units fit in the cache. Yield each block's slices of both."""
     (B, T, _), (_, S, A) = query.shape, keys.shape
     most = CACHED_NUMBERS if keys.device.type == "cpu" else MAX_NUMBERS
     steps = min(T, max(1, most // (S * A)))

@@ -16,7 +16,7 @@ from nmt.config.errors import UserError, format_value, nearest, nearest_key, rem
 
 COLUMN, WIDTH = 28, 128  # column in which a comment starts, and length of the longest line
 MAX_LINE = 60  # characters; the comment of a longer line starts below it
-RECIPES = "experiment"  # the only group whose subfolders hold choices; elsewhere a subfolder is a group of its own
+RECIPES = "experiment"  # subfolders of this group hold choices; a subfolder of any other group is a group
 # Keys that size=auto sets from the corpus, and the keys that override them.
 SET_BY_SIZE = {"size.lr": "optimizer.lr", "size.vocab_size": "tokenizer.vocab_size"}
 

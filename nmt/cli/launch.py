@@ -160,5 +160,5 @@ def _own_handlers() -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            if handler is not None:  # None stands for a handler that was not set from Python
+            if handler is not None:  # None: a handler that was set outside Python cannot be restored
                 signal.signal(number, handler)

@@ -153,7 +153,7 @@ class OptunaSweeper(Sweeper):
 
 
 def _consecutive(numbers: Iterable[int]) -> Iterator[list[int]]:
-    """Yield groups of consecutive numbers: a launcher takes the number of its first job, and counts up from there."""
+    """Divide trial numbers into groups of consecutive numbers, because a launcher numbers its jobs consecutively."""
     for _, group in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
         yield [number for _, number in group]
 

@@ -22,7 +22,7 @@ from nmt.data.word_alignment import parse_pharaoh, words_of_pieces
 SAMPLED = 10_000  # number of sentences that `_Side.sampled_lengths` segments at a time
 
 Indices = NDArray[Any]  # integers: indices of pairs, or lengths in tokens
-Ids = Sequence[int] | NDArray[Any]  # token ids of a sentence, the last of which is </s>
+Ids = Sequence[int] | NDArray[Any]  # token ids of a sentence, with </s> at the end
 
 
 class Batch(NamedTuple):

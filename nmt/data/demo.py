@@ -446,7 +446,7 @@ class Grammar:
         return self.rng.choice((self.name, self.institution, lambda: self.noun_phrase("person", "d")))()
 
     def relative(self, kind: str, head: Phrase) -> Phrase:
-        """Draw a clause such as "who sees the cat", "which is red", "whom the king sees", "where the king sleeps"."""
+        """Draw a relative clause, such as "who sees the cat" or "where the king sleeps"."""
         if kind == "place" and self.chance(0.4):
             subject = self.subject(compound=False, relative=False)
             _, words = self.verb_group(self.rng.choice(self.words.intransitive), subject)

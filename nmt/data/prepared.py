@@ -85,7 +85,7 @@ class Side:
         return lengths
 
     def ids(self, index: int) -> Array:
-        """Return the token ids of a sentence, the last of which is </s>."""
+        """Return the token ids of a sentence, with </s> at the end."""
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
 
     def line(self, index: int) -> str:

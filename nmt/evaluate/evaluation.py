@@ -161,7 +161,7 @@ class EvaluationFolder:
     """A folder for an evaluation that is not written to a run's directory, such as the evaluation of an ensemble."""
 
     folder: RunDirectory
-    description: Mapping[str, Any]  # runs and settings, which are the same for all splits in the folder
+    description: Mapping[str, Any]  # runs and settings, shared by all splits in the folder
 
     @classmethod
     def at(

@@ -324,8 +324,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def letters(count: int, different: Collection[tuple[int, int]]) -> list[str]:
     """Assign letters to `count` systems, which are numbered from 0 in the order of their rank.
 
-    Two systems have a letter in common unless their pair is in `different`. Each letter marks a largest possible group
-    of systems of which no two differ. The best system has the letter "a".
+    Two systems have a letter in common unless their pair is in `different`. Each letter marks a group in which no two
+    systems differ and to which no further system can be added. The best system has the letter "a".
     """
     groups = [frozenset(range(count))]
     for pair in different:

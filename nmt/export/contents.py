@@ -49,7 +49,7 @@ def contents(
 
     sentences: drawn as heatmaps. If there are none, a sentence of the validation set is drawn, with numbers in place of
     its tokens unless the corpus is the demo corpus or `held_out` packs the held-out text. half: round the parameters to
-    16 bits. Raises UserError if the run is damaged or lacks what is asked for.
+    16 bits. Raises UserError if the run is damaged, or has not the parts to be packed.
     """
     config = load_config(run.config)
     translator = Translator.load(run.source, checkpoint=checkpoint, device="cpu", precision="fp32")

@@ -46,7 +46,7 @@ class OtherProcessFailed(UserError):  # noqa: N818
 
 
 class _Failure(NamedTuple):
-    """The error of one process, as it is sent to the other processes.
+    """The error of one process, in the form that the other processes receive.
 
     `error` is a UserError, Interrupted or OSError. For any other exception it is None, and `text` is the traceback.
     """

@@ -219,15 +219,8 @@ class RunDirectory:
         return override_values(self.first_start().get("overrides", []))
 
     def recorded_choices(self) -> dict[str, Any]:
-        """Return by key the group choices and overrides of the first start that affect results, except the seed.
-
-        Choices that another choice implies are left out, such as attention/score by attention=bahdanau, and
-        encoder=lstm by attention=gnmt.
-        """
-        groups = self.first_start().get("choices", {})
-        chosen = {group: groups[group] for group in groups if "/" not in group and group not in SET_BY_PRESETS}
-        choices = chosen | self.overrides()
-        return {key: value for key, value in choices.items() if key not in NO_EFFECT_KEYS and key != "seed"}
+        """Return the `recorded_choices` of the first start."""
+        return recorded_choices(self.first_start())
 
     def system_digest(self) -> str:
         """Compute a digest of the trained system, which is equal for runs of one system with different seeds.
@@ -437,6 +430,18 @@ def environment() -> dict[str, Any]:
         "versions": versions,
         "git": _git_commit(),
     }
+
+
+def recorded_choices(start: Mapping[str, Any]) -> dict[str, Any]:
+    """Return by key the group choices and overrides of a start's record that affect results, except the seed.
+
+    Choices that another choice implies are left out, such as attention/score by attention=bahdanau, and encoder=lstm
+    by attention=gnmt.
+    """
+    groups = start.get("choices", {})
+    chosen = {group: groups[group] for group in groups if "/" not in group and group not in SET_BY_PRESETS}
+    choices = chosen | override_values(start.get("overrides", []))
+    return {key: value for key, value in choices.items() if key not in NO_EFFECT_KEYS and key != "seed"}
 
 
 def _git_commit() -> str | None:

@@ -60,6 +60,7 @@ def test_runs_are_compared(run: nmt.Run, tiny: list[str], tmp_path: Path) -> Non
     [
         (["attention=luongdot"], "luong_dot"),
         (["trainig.max_steps=1"], "training.max_steps"),
+        (["logger.interval=3"], "interval: a key within a list"),
         (["seed=1,2"], "several values need a sweep"),
         (["processes=2"], "several processes are for nmt-train"),
     ],

@@ -9,15 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fitting import TIMED
 from forks import Work
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-TIMED = {
-    "time",
-    "train/tokens_per_second",
-    "train/utilisation",
-}  # they differ between equal runs
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 

@@ -4,6 +4,7 @@ import gc
 import logging
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -72,7 +73,13 @@ class Training:
         if limit is not None:
             pads = prepared.tokenizers.source.pad, prepared.tokenizers.target.pad
             self.trainer.graphed = GraphedPasses(
-                self.trainer.forward_backward, [*self.model.parameters()], pads, CPU, limit, self.recorder
+                self.trainer.forward_backward,
+                [*self.model.parameters()],
+                pads,
+                CPU,
+                limit,
+                self.recorder,
+                partial(self.trainer.timed, "recording"),
             )
         self.plan = list(self.batches.epoch(0))[:3]
 
@@ -140,6 +147,7 @@ def test_recorded_updates_are_those_of_plain_passes(overrides: str, train_config
     torch.testing.assert_close(recorded.weights(), plain.weights(), rtol=1e-3, atol=1e-5)
     assert recorded.recorder.recorded == 2
     assert recorded.recorder.launched > 1
+    assert recorded.trainer.elsewhere["recording"] > plain.trainer.elsewhere["recording"] == 0
     if not config.embedding.tie_output:
         assert recorded.model.source_embedding.weight.grad is None
 
