@@ -15,6 +15,7 @@ from nmt.data.batching import Batch
 from nmt.model.build import build_model
 from nmt.system.machine import Machine
 from nmt.training import utilisation
+from nmt.training.job import Job, build, prepare
 
 
 def test_a_larger_vocabulary_adds_the_flops_of_its_rows() -> None:
@@ -44,13 +45,17 @@ def test_the_rate_of_the_product_is_measured_once_for_a_machine(
 
 
 def test_a_run_records_its_utilisation_and_where_its_time_went(tmp_path: Path) -> None:
-    run = nmt.train(*TINY, "training.max_steps=10", directory=tmp_path / "run")
+    words = [*TINY, "training.max_steps=10"]
+    run = nmt.train(*words, directory=tmp_path / "run")
+    config, _ = compose("train", TrainConfig, words)
+    with Job.join(config, tmp_path / "other") as job:
+        ideal = utilisation.ideal_seconds(build(job, prepare(job, [], {})).trainer, Path(config.data.cache_dir))
     lines = [line for line in run.history if "train/utilisation" in line]
-    ratios = {line["train/utilisation"] / line["train/tokens_per_second"] for line in lines}
     assert len(lines) == 2
-    assert max(ratios) == pytest.approx(min(ratios))  # the ideal seconds of a token
+    for line in lines:
+        assert line["train/utilisation"] == pytest.approx(line["train/tokens_per_second"] * ideal)
     training = json.loads((tmp_path / "run" / "manifest.json").read_text())["training"]
-    ideal = training["utilisation"] / training["target_tokens_per_second"]
-    assert ideal == pytest.approx(max(ratios), rel=0.05)  # rounded
+    share = training["target_tokens_per_second"] * ideal
+    assert training["utilisation"] == pytest.approx(share, abs=1e-4)  # four decimals
     assert training["shares"]["recording"] == 0
     assert 0 < training["shares"]["loading"] < 1 - training["shares"]["validation"] < 1
