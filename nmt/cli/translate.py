@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nmt.translate.translator import Translator
 
 MAX_CHARACTERS = 10_000_000  # above which a buffer is translated, even if it has fewer than buffer_lines lines
-CHUNK = 65_536  # bytes per read: the capacity of a pipe
+PIPE_BYTES = 65_536  # bytes per read: the capacity of a pipe
 PAUSE = 0.02  # seconds to wait for a further line before translating those that have arrived
 BY_LINE = ("references", "constraints", "prefix")  # files whose line N belongs to line N of the input
 Item = tuple[str, Mapping[str, str]]  # a line of the input, and its lines in the files of BY_LINE, by key
@@ -146,7 +146,7 @@ class LineReader:
         if self._ended:
             return False
         try:
-            chunk = self._stream.read1(CHUNK)
+            chunk = self._stream.read1(PIPE_BYTES)
         except OSError as error:  # e.g. after `nohup`, whose standard input cannot be read
             raise UserError(f"standard input: cannot be read ({error.strerror})") from None
         *ends, rest = chunk.split(b"\n")

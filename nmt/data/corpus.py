@@ -21,7 +21,8 @@ from nmt.data import text as reading
 from nmt.data.tokenizer import LONE_SURROGATES
 from nmt.data.word_alignment import parse_pharaoh, words_of_line
 
-CHUNK, CHARACTERS = 10_000, 5_000_000  # pairs, and characters (bytes of text files), after which a chunk ends
+CHUNK_PAIRS = 10_000
+CHUNK_CHARACTERS = 5_000_000  # characters of pairs, or bytes of the lines of text files
 SAVED_DATASET = ("state.json", "dataset_dict.json")  # files that the library `datasets` writes
 
 
@@ -47,13 +48,13 @@ class Source(ABC):
         """Read the pairs. Raises UserError that names file and line."""
 
     def chunks(self) -> Iterator["TextChunk | list[Pair]"]:
-        """Read the pairs in chunks. A chunk ends after CHUNK pairs, or once it has more than CHARACTERS characters."""
+        """Read the pairs in chunks of at most CHUNK_PAIRS pairs. A chunk ends early at CHUNK_CHARACTERS characters."""
         chunk: list[Pair] = []
         size = 0
         for pair in self:
             chunk.append(pair)
             size += len(pair.source) + len(pair.target)
-            if len(chunk) == CHUNK or size > CHARACTERS:
+            if len(chunk) == CHUNK_PAIRS or size > CHUNK_CHARACTERS:
                 yield chunk
                 chunk, size = [], 0
         if chunk:
@@ -104,7 +105,7 @@ class TextFiles(Source):
                 raise self._unequal()
             rows.append(row)
             size += len(row[0]) + len(row[1])
-            if len(rows) == CHUNK or size > CHARACTERS:
+            if len(rows) == CHUNK_PAIRS or size > CHUNK_CHARACTERS:
                 yield self._chunk(first, rows)
                 first, rows, size = first + len(rows), [], 0
         if rows:

@@ -16,7 +16,7 @@ from nmt.system.files import raise_system_error
 FORMAT = 4  # part of the fingerprint: increase it when the format of the files changes
 IDS = np.dtype("<i4")
 OFFSETS = np.dtype("<i8")
-CHUNK = 2**22  # bytes of text that are searched for line ends at a time
+SCAN_BYTES = 2**22  # bytes of text that are searched for line ends at a time
 
 Array = NDArray[Any]
 
@@ -102,8 +102,8 @@ class Alignments:
 
     def __init__(self, path: Path) -> None:
         self._text = _mapped(path, np.dtype("u1"))
-        starts = range(0, len(self._text), CHUNK)
-        ends = [start + np.flatnonzero(self._text[start : start + CHUNK] == ord("\n")) for start in starts]
+        starts = range(0, len(self._text), SCAN_BYTES)
+        ends = [start + np.flatnonzero(self._text[start : start + SCAN_BYTES] == ord("\n")) for start in starts]
         self._ends = np.concatenate([np.full(1, -1), *ends])
 
     def __len__(self) -> int:

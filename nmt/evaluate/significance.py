@@ -43,7 +43,7 @@ from nmt.translate.similarity import Floats
 
 Statistics = NDArray[np.int64] | NDArray[np.float64]
 Output = Mapping[str, Statistics]  # statistics (N, k) of an output, by metric
-CHUNK = 500  # resamplings that are computed at a time
+CHUNK_TRIALS = 500  # resamplings that are computed at a time
 ROUNDING = 1e-9  # score differences up to this size count as 0, because the order of sums may cause them
 POWER = 0.8  # probability with which a test finds the difference that it is designed for
 MAX_SEEDS = 1000  # largest number of seeds that `Effect.seeds_needed` tries
@@ -118,16 +118,18 @@ class Resampling:
         for shape in dict.fromkeys((len(stacks[a]), len(stacks[b])) for a, b in pairs):
             members = [(a, b) for a, b in pairs if (len(stacks[a]), len(stacks[b])) == shape]
             differences: dict[tuple[int, int], list[Floats]] = {pair: [] for pair in members}
-            for dealt in self._deal(stacks, [sorted({pair[side] for pair in members}) for side in (0, 1)], shape):
+            for sums_by_side in self._exchange(
+                stacks, [sorted({pair[side] for pair in members}) for side in (0, 1)], shape
+            ):
                 for a, b in members:
-                    first = dealt[0][a] + dealt[1][b]
+                    first = sums_by_side[0][a] + sums_by_side[1][b]
                     both = formula(first), formula(totals[a] + totals[b] - first)
                     differences[a, b].append(np.abs(both[0] - both[1]))
             p_values |= {pair: _p_value(np.concatenate(parts), observed[pair]) for pair, parts in differences.items()}
             progress(len(members))
         return [p_values[pair] for pair in pairs]
 
-    def _deal(
+    def _exchange(
         self, stacks: Sequence[Floats], sides: Sequence[Sequence[int]], shape: tuple[int, int]
     ) -> Iterator[list[dict[int, Floats]]]:
         """Exchange outputs at random, and yield sums over the outputs for one chunk of trials after another.
@@ -143,18 +145,18 @@ class Resampling:
             [_beside([stacks[system][run] for system in side]) for run in range(n)]
             for side, n in zip(sides, shape, strict=True)
         ]
-        for start in range(0, self.trials, CHUNK):
-            drawn = min(CHUNK, self.trials - start), stacks[0].shape[1]
+        for start in range(0, self.trials, CHUNK_TRIALS):
+            drawn = min(CHUNK_TRIALS, self.trials - start), stacks[0].shape[1]
             exchanged = rng.binomial(min(shape), 0.5, drawn).astype(np.float32)
-            dealt: list[dict[int, Floats]] = []
+            sums_by_side: list[dict[int, Floats]] = []
             for side, runs, chosen in zip(sides, beside, (shape[0] - exchanged, exchanged), strict=True):
                 missing, sums = chosen.copy(), np.zeros((len(chosen), runs[0].shape[1]))
                 for left, run in zip(range(len(runs), 0, -1), runs, strict=True):
                     taken = rng.random(drawn, np.float32) * left < missing
                     missing -= taken
                     sums += taken.astype(float) @ run
-                dealt.append(dict(zip(side, np.split(sums, len(side), 1), strict=True)))
-            yield dealt
+                sums_by_side.append(dict(zip(side, np.split(sums, len(side), 1), strict=True)))
+            yield sums_by_side
 
 
 def corpus_score(output: Statistics, metric: str) -> float:
@@ -194,7 +196,7 @@ def _beside(outputs: Sequence[Statistics]) -> Floats:
 
 def _chunks(draws: NDArray[np.uint16] | NDArray[np.bool_]) -> Iterator[Floats]:
     """Split draws (R, N) into chunks of floats."""
-    return (draws[start : start + CHUNK].astype(float) for start in range(0, len(draws), CHUNK))
+    return (draws[start : start + CHUNK_TRIALS].astype(float) for start in range(0, len(draws), CHUNK_TRIALS))
 
 
 def _generator() -> np.random.Generator:
@@ -272,15 +274,17 @@ def difference(a: Sequence[float], b: Sequence[float], covariance: Floats, sente
     if counts == (1, 1):
         return Effect.of(value, [of_sentences], of_sentences[0])
     blocks = covariance[: len(a), : len(a)], covariance[len(a) :, len(a) :]
-    variances = [(_variance(x), _luck(block)) for x, block in zip((a, b), blocks, strict=True) if len(x) > 1]
+    variances = [
+        (_variance(x), _unshared_variance(block)) for x, block in zip((a, b), blocks, strict=True) if len(x) > 1
+    ]
     # One value for A and one for B. If one of them has a single seed, it takes the value of the other system.
-    between, luck = zip(variances[0], variances[-1], strict=True)
+    between, unshared = zip(variances[0], variances[-1], strict=True)
     if 1 in counts:
         parts = [(between[0] * (1 / counts[0] + 1 / counts[1]), max(counts) - 1)]
     else:
         parts = [(variance / count, count - 1) for variance, count in zip(between, counts, strict=True)]
-    shared = max(of_sentences[0] - sum(part / count for part, count in zip(luck, counts, strict=True)), 0.0)
-    return Effect.of(value, [*parts, of_sentences], shared, (between[0] + luck[0], between[1] + luck[1]))
+    shared = max(of_sentences[0] - sum(part / count for part, count in zip(unshared, counts, strict=True)), 0.0)
+    return Effect.of(value, [*parts, of_sentences], shared, (between[0] + unshared[0], between[1] + unshared[1]))
 
 
 def mean_of_seeds(scores: Sequence[float], covariance: Floats, sentences: int) -> Effect:
@@ -297,7 +301,7 @@ def _variance(scores: Sequence[float]) -> float:
     return float(np.var(scores, ddof=1))
 
 
-def _luck(block: Floats) -> float:
+def _unshared_variance(block: Floats) -> float:
     """Compute the variance from the choice of sentences that a seed does not share with other seeds of its system.
 
     It is the mean variance of a seed minus the mean covariance of two seeds, at least 0. block: covariance (n, n) of

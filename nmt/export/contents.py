@@ -15,7 +15,7 @@ from nmt.config.errors import UserError
 from nmt.config.schema.base import with_paths
 from nmt.data.tokenizer import TOKENIZER_FILES
 from nmt.export.card import card
-from nmt.model.checkpoints import LAST, MAX_WEIGHTS, read_checkpoint, to_safetensors
+from nmt.model.checkpoints import LAST, MAX_FILE_BYTES, read_checkpoint, to_safetensors
 from nmt.system.files import CARD, CONFIG, MAX_PICTURES, MAX_TEXT, WEIGHTS, read_bytes, to_json
 from nmt.system.run import RunDirectory, load_config, load_values, read_json
 from nmt.translate.heatmap import draw_alignment, save
@@ -129,7 +129,7 @@ def _weights(run: RunDirectory, checkpoint: str, half: bool) -> tuple[bytes, int
     state = read_checkpoint(path)
     step = int(state["step"])
     if checkpoint == "best" and not half:
-        return read_bytes(path, MAX_WEIGHTS), step
+        return read_bytes(path, MAX_FILE_BYTES), step
     model = _halved(state["model"]) if half else state["model"]
     return to_safetensors({"model": model, "step": step, "scores": {}}), step
 

@@ -30,7 +30,7 @@ from nmt.system.run import RunDirectory
 BEST, LAST = "best.safetensors", "last.pt"  # parameters of the best validation; training state to resume from
 METADATA = "nmt"  # the key under which a safetensors file holds all that is not a tensor, as JSON
 MAX_METADATA = 2**20  # limit on the header of a safetensors file, in bytes
-MAX_WEIGHTS = 2**36  # limit on a safetensors file, in bytes
+MAX_FILE_BYTES = 2**36  # limit on a safetensors file, in bytes
 FILES = {"best": BEST, "last": LAST}
 UNFIT = "is corrupt, or the checkpoint of another model"
 
@@ -80,7 +80,7 @@ def to_safetensors(state: Mapping[str, Any]) -> bytes:
 
 
 def _from_safetensors(path: Path) -> dict[str, Any]:
-    content = read_bytes(path, MAX_WEIGHTS)
+    content = read_bytes(path, MAX_FILE_BYTES)
     length = int.from_bytes(content[:8], "little")
     metadata = json.loads(content[8 : 8 + min(length, MAX_METADATA)])["__metadata__"]
     tensors = load_safetensors(content)

@@ -1,8 +1,8 @@
 """The recurrent decoder: when it attends, what it feeds back, and its state between steps.
 
-Shapes: B batch, N hypotheses (the rows of a step), S source positions, T target positions, E width of an embedding,
-H width of a hidden state, M width of the memory, R width of the readout, P width of the readout before its activation,
-G gates x H, V vocabulary.
+Shapes: B batch, N rows of a step (N = B in training; hypotheses in a search), S source positions, T target positions,
+E width of an embedding, H width of a hidden state, M width of the memory, R width of the readout, P width of the
+readout before its activation, G gates x H, V vocabulary.
 """
 
 from abc import ABC, abstractmethod
@@ -114,17 +114,17 @@ class Products(ABC):
     def fed_gates(self, context: Tensor | None, feed: Tensor | None) -> Tensor | None:
         """Compute what context and previous readout, known only at the step, add to the gates of the lowest layer.
 
-        context: (B, M) if the decoder attends before the step, else None; feed: the previous readout (B, R) with input
-        feeding, else None. Returns (B, G), or None without both.
+        context: (N, M) if the decoder attends before the step, else None; feed: the previous readout (N, R) with input
+        feeding, else None. Returns (N, G), or None without both.
         """
 
     @abstractmethod
     def conditional_gates(self, context: Tensor) -> Tensor:
-        """Compute the gates of the second half of a conditional step from the context: (B, M) -> (B, G)."""
+        """Compute the gates of the second half of a conditional step from the context: (N, M) -> (N, G)."""
 
     @abstractmethod
     def upper_input(self, context: Tensor) -> Tensor:
-        """Return the form of the context that the layers above the first read: (B, M) -> (B, M)."""
+        """Return the form of the context that the layers above the first read: (N, M) -> (N, M)."""
 
     @abstractmethod
     def read_out(self, output: Tensor, context: Tensor | None, word: Tensor) -> Tensor:
@@ -525,7 +525,7 @@ class Decoder(nn.Module):
     ) -> RecurrentState:
         """Step the layers above the first, given the first layer's new state.
 
-        context: (B, M) is concatenated to the input of each of these layers, unless it is None.
+        context: (N, M) is concatenated to the input of each of these layers, unless it is None.
         """
         steps, output = [first], first[0]
         for number, layer in enumerate(products.layers[1:], 1):
@@ -537,7 +537,7 @@ class Decoder(nn.Module):
         return RecurrentState(tuple(hidden for hidden, _ in steps), cells)
 
     def _output(self, recurrent: RecurrentState) -> Tensor:
-        """Return the top layer's output (B, H): its state, plus its input if it has a residual connection."""
+        """Return the top layer's output (N, H): its state, plus its input if it has a residual connection."""
         hidden, residual = recurrent.hidden, self.residual
         return sum(hidden[residual - 1 :], hidden[residual - 2]) if residual else hidden[-1]
 
@@ -614,8 +614,8 @@ class DecoderStep(NamedTuple):
     """The result of one step."""
 
     attended: Attended | None  # weights and context of this step alone, T = 1
-    context: Tensor | None  # (B, M) context of the attention, or the fixed vector
-    readout: Tensor | None  # (B, R) with input feeding; None otherwise, where readouts are computed after the loop
+    context: Tensor | None  # (N, M) context of the attention, or the fixed vector
+    readout: Tensor | None  # (N, R) with input feeding; None otherwise, where readouts are computed after the loop
     state: DecoderState  # state before the next step
     mixture: Mixture | None = None  # prediction of this step, if the next step reads the posterior of its position
 

@@ -61,7 +61,7 @@ def check(state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimi
 
 
 @contextmanager
-def swapped_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
+def use_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
     """Load a state dict into the model within this context; at its end, restore the previous values bit for bit.
 
     Values are copied into the model's tensors: tied parameters stay tied, and cuDNN's parameters stay contiguous.

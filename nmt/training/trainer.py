@@ -18,7 +18,7 @@ from nmt.data.batching import Batch, Batches, Indices
 from nmt.model.seq2seq import Seq2Seq
 from nmt.system.distributed import GradientSum, Interrupted, ProcessGroup, seed_draws
 from nmt.system.machine import Machine, is_out_of_memory, release_memory
-from nmt.training.checkpoint import StopSignals, swapped_weights
+from nmt.training.checkpoint import StopSignals, use_weights
 from nmt.training.graphs import GraphedPasses
 from nmt.training.losses import Objective, Value
 
@@ -296,7 +296,7 @@ class MovingAverage:
 
     def in_model(self) -> AbstractContextManager[None]:
         """Give the model the averaged parameters within this context; without a decay, change nothing."""
-        return swapped_weights(self.model, self._weights()) if self.decay else nullcontext()
+        return use_weights(self.model, self._weights()) if self.decay else nullcontext()
 
     def state_dict(self) -> dict[str, Any]:
         """Return entries of a checkpoint: "model", the parameters to translate with, and, if these are averages,

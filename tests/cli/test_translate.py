@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from nmt.cli.translate import CHUNK, LineReader, answer, read_buffers
+from nmt.cli.translate import PIPE_BYTES, LineReader, answer, read_buffers
 from nmt.config.errors import UserError
 from nmt.system.distributed import ProcessGroup
 
@@ -68,7 +68,16 @@ def test_a_pipe_that_does_not_block_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"\n", b"a", b"a\n", b"\n\na", b"x" * 3 * CHUNK, b"x" * CHUNK + b"\n" + b"y" * CHUNK + b"\n\n"]
+    "content",
+    [
+        b"",
+        b"\n",
+        b"a",
+        b"a\n",
+        b"\n\na",
+        b"x" * 3 * PIPE_BYTES,
+        b"x" * PIPE_BYTES + b"\n" + b"y" * PIPE_BYTES + b"\n\n",
+    ],
 )
 def test_lines_end_at_newlines_wherever_a_read_ends(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "input").write_bytes(content)

@@ -259,7 +259,7 @@ def test_of_several_at_a_time_one_prepares_and_the_others_wait(corpus: Path, mon
 @pytest.fixture
 def chunked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Write text of eight chunks, each with pairs to drop; worker processes start with the third chunk."""
-    monkeypatch.setattr(corpus_module, "CHUNK", 50)
+    monkeypatch.setattr(corpus_module, "CHUNK_PAIRS", 50)
     monkeypatch.setattr(passes, "READ_IN_MAIN", 2)
     monkeypatch.setattr(passes, "ENCODE_IN_MAIN", 2)
     rng = random.Random(1)
@@ -283,7 +283,7 @@ def test_neither_workers_nor_chunks_change_a_file(
 ) -> None:
     whole = []
     for workers, chunk in (("1", 50), ("2", 50), ("1", 10_000)):
-        monkeypatch.setattr(corpus_module, "CHUNK", chunk)
+        monkeypatch.setattr(corpus_module, "CHUNK_PAIRS", chunk)
         directory = make(chunked, f"data.workers={workers}", *SMALL, *options).directory
         whole.append(content(directory))
         shutil.rmtree(directory)

@@ -17,7 +17,7 @@ from nmt.config.schema import TrainConfig
 from nmt.model.checkpoints import save_checkpoint
 from nmt.system.distributed import Interrupted
 from nmt.system.run import RunDirectory
-from nmt.training.checkpoint import SAME_CTRL_C, EarlyStopping, StopSignals, load, swapped_weights
+from nmt.training.checkpoint import SAME_CTRL_C, EarlyStopping, StopSignals, load, use_weights
 from nmt.training.losses import Objective, Value
 from nmt.training.trainer import MovingAverage, Trainer, Update
 from nmt.translate.translator import Translator
@@ -187,13 +187,13 @@ def test_a_model_gets_its_weights_back_whatever_happens() -> None:
     own = copied(model)
 
     def interrupted() -> None:
-        with swapped_weights(model, Tied().state_dict()):
+        with use_weights(model, Tied().state_dict()):
             assert not same(copied(model), own)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
-    with pytest.raises(RuntimeError), swapped_weights(model, {"embedding.weight": torch.zeros(5, 3)}):
+    with pytest.raises(RuntimeError), use_weights(model, {"embedding.weight": torch.zeros(5, 3)}):
         pass
     assert same(copied(model), own)
 
