@@ -143,8 +143,8 @@ class StopSignals:
 
     @contextmanager
     def saving(self, save: Callable[[], object]) -> Iterator[None]:
-        """Record signals within this context. If Interrupted is raised in it, call `save`, while further signals are
-        still recorded, and then the launcher's handler."""
+        """Record signals within this context. If Interrupted is raised in it, call `save`, then the launcher's handler
+        if the signal was SIGUSR2, and raise Interrupted again. Further signals are still recorded meanwhile."""
         with self:
             try:
                 yield

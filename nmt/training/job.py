@@ -1,4 +1,4 @@
-"""Runs a training job (prepare, build, fit, evaluate), or a dry run, which measures the time and memory it would take.
+"""Runs a training job (prepare, build, fit, evaluate), or a dry run, which estimates the time and memory of the job.
 
 All processes of a group run the same job. Work that only rank 0 may do, or that may fail on one process, goes through
 `group.on_main`, `group.main_first` or `group.everywhere`, which raise the error of one process on all of them.
@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 # Settings of a dry run.
 TIMED_SECONDS = 5.0  # updates are timed for about this long
 MOST_UPDATES = 500  # largest number of updates that are timed
-CANDIDATES = 1_000  # the largest batch is searched among this many first batches of the epoch, which is shuffled
+CANDIDATES = 1_000  # number of batches, from the start of the shuffled epoch, among which the largest is found
 PAIRS = 32  # sentence pairs of the timed validation
 MINUTE = 60  # seconds
 GIB = 2**30  # bytes
@@ -242,7 +242,8 @@ def warn_of_no_effect(config: schema.TrainConfig, objective: Objective, total_st
 def fit(setup: Setup, journal: Journal, observer: Observer | None = None) -> bool:
     """Train to the end, from the last checkpoint if there is one. Returns False if the observer pruned the run.
 
-    Raises Interrupted at a signal, once a checkpoint is saved, and UserError if no validation had a finite score.
+    Raises Interrupted at a signal, once a checkpoint is saved. Raises UserError if the checkpoint does not fit the run,
+    if training fails (see `TrainingLoop.fit`), or if no validation had a finite score.
     """
     config, run, group, trainer = setup.job.config, setup.job.run, setup.job.group, setup.trainer
     ideal = group.on_main(lambda: ideal_seconds(trainer, user_path(config.data.cache_dir)))
@@ -322,7 +323,7 @@ class Costs(NamedTuple):
     preparation: float  # seconds until the first update
     update: float  # mean seconds of an update
     tokens: float  # mean target tokens of an update
-    pair: float  # seconds of a validation for each sentence pair
+    pair: float  # mean seconds of a validation per sentence pair
 
 
 def dry_run(
@@ -334,9 +335,9 @@ def dry_run(
 ) -> int:
     """Prepare and build a run, time a few updates and a small validation, and print what the whole run would take.
 
-    Writes only into the parent folder of `directory`; a corpus that is not yet in the cache is prepared there. Returns
-    an exit status: 0, or 128 + the number of the signal that stopped it. `observer` is ignored: `dry_run` has the
-    parameters of `train`, so that either can be called.
+    Writes only into the parent folder of `directory`. If data.cache_dir does not hold the prepared corpus, the corpus
+    is prepared in that parent folder. Returns an exit status: 0, or 128 + the number of the signal that stopped the dry
+    run. `observer` is ignored: `dry_run` has the parameters of `train`, so that either can be called.
     """
     began, cache = time.perf_counter(), directory.parent / "cache"
     cache.mkdir(exist_ok=True)
@@ -361,7 +362,7 @@ def dry_run(
 def _time_updates(trainer: Trainer, seconds: float) -> tuple[float, float]:
     """Return the mean time of an update in seconds and its mean target tokens, measured for about `seconds`.
 
-    The first update is on the largest batch, so that memory reaches its peak.
+    The first two updates are on the largest batch, so that memory reaches its peak.
     """
     candidates = [*trainer.plan[:CANDIDATES]]
     largest = max(candidates, key=partial(_attention_size, trainer))
@@ -369,7 +370,7 @@ def _time_updates(trainer: Trainer, seconds: float) -> tuple[float, float]:
     _updates(trainer, 1)  # not timed, because it also allocates the optimizer's state
     one, _ = _updates(trainer, 1)
     count = trainer.group.largest(min(math.ceil(seconds / one), MOST_UPDATES))
-    # A CUDA graph is recorded when its shape occurs for the second time: run all batches twice before timing them.
+    # A CUDA graph is recorded when a batch shape occurs for the second time: run all batches twice before timing them.
     if trainer.graphed is not None:
         count = min(count, len(candidates))
         trainer.plan, trainer.batch_index = candidates[:count] * 3, 0
@@ -397,7 +398,7 @@ def _updates(trainer: Trainer, count: int) -> tuple[float, int]:
 
 
 def _time_validation(setup: Setup) -> float:
-    """Measure the seconds of a validation for each sentence pair. Raises Interrupted at a signal.
+    """Measure the mean seconds of a validation per sentence pair. Raises Interrupted at a signal.
 
     Every translation is forced to the length of the longest reference, because the time of a batch depends on its
     longest translation, and an untrained model would end translations at arbitrary lengths.

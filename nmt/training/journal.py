@@ -48,7 +48,7 @@ class Journal:
         self._bar = tqdm(disable=True)
 
     def begin(self, logged_step: int, validated: int, step: int, total_steps: int) -> None:
-        """Open all files, for a run that continues at `step`.
+        """Open the trackers, TensorBoard's file and the progress bar of a run that continues at `step`.
 
         Removes what a killed run wrote after its last checkpoint: lines after step `logged_step` (with -1, all lines),
         and the lines of validations after step `validated`. Raises UserError if W&B or MLflow refuses the run.
@@ -75,7 +75,7 @@ class Journal:
         self._bar.update()
 
     def training(self, step: int, epoch: float, values: Mapping[str, float]) -> None:
-        """Record means over the updates since the last call: loss, smoothed_loss, perplexity, learning_rate, ..."""
+        """Record values of the updates since the last call (mean loss terms, perplexity, ...); show the main ones."""
         self._record(step, epoch, "train", values)
         self._bar.set_postfix_str(
             f"loss {values['loss']:.3f}, ppl {values['perplexity']:.2f}, {values['tokens_per_second']:,.0f} tok/s"
@@ -136,7 +136,8 @@ class Journal:
         named = {
             key: words[value] if value is None or isinstance(value, bool) else value for key, value in choices.items()
         }
-        # Part 0 is left out: it would restrict the columns of TensorBoard's table to the hyperparameters of this run.
+        # Part 0 of `hparams` lists columns of TensorBoard's table. It is left out, because it would restrict the table
+        # to the hyperparameters of this run.
         self._add_summary(1, named)
         text = yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True)
         self._write("add_text", "config", "\n".join(f"    {line}" for line in text.splitlines()), 0)
@@ -310,7 +311,7 @@ class MLflow:
         mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT))
         name, sweep, tags = description_of(run)
         self._mlflow, self._alignments = mlflow, run.alignments
-        self._sending: Any = None  # handle to wait until the latest values are sent; values are sent in order
+        self._sending: Any = None  # sends the latest values; values are sent in order, so that waiting for it is enough
         begun = mlflow.start_run(run_id=known_id, run_name=name, tags=({"sweep": sweep} if sweep else {}) | tags)
         self.id = str(begun.info.run_id)
         params = [] if known_id else [*flatten(config.model_dump(mode="json"))]

@@ -74,7 +74,8 @@ class TrainingLoop:
     def fit(self) -> None:
         """Train to the end.
 
-        Raises Interrupted at a signal, Pruned if the observer returns True, UserError after too many skipped updates.
+        Raises Interrupted at a signal, and Pruned if the observer returns True. Raises UserError if W&B or MLflow
+        refuses the run, after too many skipped updates, or if a single sentence pair does not fit in memory.
         """
         trainer = self.trainer
         begin = partial(self.journal.begin, self.logged_step, self.validated, trainer.step, trainer.total_steps)
@@ -87,8 +88,10 @@ class TrainingLoop:
                     self._validate()  # the loaded parameters are the best checkpoint until a validation is better
                     self.logged_step = 0
                     self._save()
+                # The run may have been interrupted before the work that follows an update, or a changed max_steps may
+                # end it here.
                 if self.validated < trainer.step or self._finished():
-                    self._after_update()  # the run was interrupted before its validation, or max_steps was changed
+                    self._after_update()
                 while not self._finished():
                     update = trainer.next_update()
                     self.window.add(update)
@@ -121,14 +124,14 @@ class TrainingLoop:
         }
 
     def _utilisation(self, tokens: int, seconds: float) -> float:
-        """Return the ratio of the rate of the updates' matrix products, per device, to that of one large product."""
+        """Compute the mean utilisation of the devices by some updates (see `nmt.training.utilisation`)."""
         return tokens * self.ideal_seconds / (max(seconds, 1e-9) * self.trainer.group.size)
 
     def _shares(self) -> dict[str, float]:
         """Return the shares of training time spent on loading batches, recording CUDA graphs, and validation."""
-        elsewhere = self.trainer.elsewhere
-        total = max(self.trainer.seconds + elsewhere["validation"], 1e-9)
-        return {name: round(seconds / total, 4) for name, seconds in elsewhere.items()}
+        seconds_of = self.trainer.seconds_of
+        total = max(self.trainer.seconds + seconds_of["validation"], 1e-9)
+        return {name: round(seconds / total, 4) for name, seconds in seconds_of.items()}
 
     def _finished(self) -> bool:
         return self.trainer.step >= self.trainer.total_steps or self.stopping.exhausted
@@ -136,7 +139,8 @@ class TrainingLoop:
     def _after_update(self) -> None:
         """Log, validate and save after an update, as configured.
 
-        The checkpoint is saved last: a run that is killed before it is saved logs and validates again when it resumes.
+        The checkpoint is saved last. If the run is killed before that, it resumes from an earlier checkpoint, and logs
+        and validates again.
         """
         self.run.check_present()
         step, epochs = self.trainer.step, self.trainer.epochs
@@ -253,7 +257,7 @@ class LogWindow:
         return window
 
     def means(self) -> dict[str, float]:
-        """Average at least one update: loss terms over target tokens, the gradient norm over updates."""
+        """Average loss terms over target tokens, and the gradient norm over updates. Needs at least one update."""
         names = list(self.updates[0])
         columns = [torch.stack([update[name].float() for update in self.updates]) for name in names]
         totals = torch.stack(columns).cpu().double().sum(1).tolist()

@@ -150,16 +150,20 @@ class TokenLoss:
         return self.criterion, ()
 
     def minimised(self, terms: Terms) -> Tensor:
-        """Compute the minimised loss from the loss terms: that of each token (B, T), or from sums () the reduced loss.
+        """Compute the minimised loss from the loss terms.
 
-        It is the term "smoothed_loss" if there is one, else "loss". R-Drop's divergence is left out, because the
+        Terms (B, T) give the loss of each token (B, T), and their sums () the reduced loss (). The minimised loss is
+        the term "smoothed_loss" if there is one, else "loss". R-Drop's divergence is left out, because the
         configuration forbids R-Drop where this method is used.
         """
         return terms.get("smoothed_loss", terms["loss"])
 
 
 class Distillation(TokenLoss):
-    """Adds to the loss of each token the divergence from teachers, which decode the same batch without dropout."""
+    """Mixes the cross-entropy of each token with the divergence from teachers.
+
+    The teachers decode the same batch as the model, but without dropout.
+    """
 
     can_be_recorded = False
 
@@ -192,7 +196,7 @@ class Distillation(TokenLoss):
 def repeat(batch: Batch, passes: int) -> Batch:
     """Repeat the rows of a batch, pass after pass, to decode all passes at once: (B, ...) -> (passes * B, ...).
 
-    With the default of a single pass, return the batch unchanged.
+    With a single pass, return the batch unchanged.
     """
     if passes == 1:
         return batch
@@ -251,10 +255,11 @@ class GuidedAlignment(Auxiliary):
 
 @dataclass(frozen=True)
 class PolicyGradient(Auxiliary):
-    """Trains the positions that a hard attention samples, by REINFORCE. The reward is the negative loss of each token.
+    """Trains the distribution from which a hard attention samples positions, by REINFORCE.
 
-    Positions and predictions thus minimise the same expected loss. Without label smoothing, the reward is the
-    log-likelihood. A learned baseline is trained by its regression loss, whose weight is always 1.
+    The reward is the negative loss of each token, so that attention and predictions minimise the same expected loss.
+    Without label smoothing, the reward is the log-likelihood. A learned baseline is trained by its regression loss,
+    whose weight is always 1.
     """
 
     weight: float
@@ -278,7 +283,7 @@ class Divergence(Auxiliary):
     """Penalises KL(q_t || a_t) between the positions q_t of an inference network and the attention a_t, their prior.
 
     The divergence is computed exactly, because both distributions are categorical. Divergence plus expected negative
-    log-likelihood is the negative evidence lower bound   (Deng et al. 2018, 3).
+    log-likelihood is the negative evidence lower bound   (Deng et al. 2018, section 3).
     """
 
     weight: float
@@ -300,7 +305,8 @@ class InferenceGradient(Auxiliary):
     label smoothing).
 
     The reward is the negative loss of each token, and the baseline is the negative loss with soft attention. Because
-    the predictions minimise the same loss, the mean gradient over samples is that of the sum over all positions.
+    the predictions minimise the same loss, the gradient averaged over samples is the gradient of the exact expectation,
+    a sum over all positions.
     """
 
     token_loss: TokenLoss
@@ -364,7 +370,7 @@ class Objective:
     """
 
     def __init__(self, model: Seq2Seq, config: TrainConfig, pad: int, teachers: Sequence[Seq2Seq] = ()) -> None:
-        """pad: id of target padding; teachers: the models that a distillation learns from, empty without one."""
+        """pad: id of target padding; teachers: the models to distil from; empty without distillation."""
         self.seed = config.seed
         self.model, self.token_loss = model, build_token_loss(model, config, pad, teachers)
         self.auxiliary = build_auxiliary(model, config, self.token_loss)
@@ -381,7 +387,7 @@ class Objective:
         return self.token_loss.can_be_recorded and auxiliary
 
     def __call__(self, batch: Batch, step: int) -> Value:
-        """Compute the objective of a batch on the model's device, in update number `step`, from 1."""
+        """Compute the objective of a batch on the model's device, in update number `step` (the first update is 1)."""
         with sentence_draws(SentenceDraws(lambda: sentence_keys((self.seed, step), batch.indices))):
             prediction = self.token_loss(batch)
         total = prediction.total

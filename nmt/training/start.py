@@ -24,7 +24,7 @@ from nmt.model.seq2seq import Seq2Seq
 from nmt.system.machine import Machine
 from nmt.system.run import RunDirectory, load_config
 
-ROUND_TRIPS = 2_000  # most references of a split whose round trip is scored, which takes a fifth of a second
+ROUND_TRIPS = 2_000  # largest number of references per split whose round trip is scored; this takes a fifth of a second
 MIN_BLEU = 99.0  # round trip BLEU below which the corpus report warns
 MIN_USED = 0.9  # share of used training pairs below which the log warns
 TABLES = {

@@ -59,9 +59,9 @@ class Trainer:
         self.step = 0  # number of updates made
         self.epoch, self.batch_index = 0, 0  # epoch in progress, and how many of its batches are done
         self.seconds, self.tokens = 0.0, 0  # wall time and target tokens of all updates since the run first started
-        # Wall time since the run first started: of loading batches and recording CUDA graphs, which `seconds` includes,
-        # and of validation, which `seconds` does not include.
-        self.elsewhere = dict.fromkeys(("loading", "recording", "validation"), 0.0)
+        # Seconds spent on three things since the run first started. `seconds` above includes loading batches and
+        # recording CUDA graphs, but not validation.
+        self.seconds_of = dict.fromkeys(("loading", "recording", "validation"), 0.0)
 
         self.optimizer = make_optimizer(config.optimizer, model)
         self.schedule = Schedule(config.schedule, self.total_steps)
@@ -118,7 +118,7 @@ class Trainer:
         tokens = self.batches.target_tokens(indices, self.epoch) if processes > 1 else None
         size = self.batches.padded_size(indices) / processes
         attempts = self.memory.attempts(-(-len(indices) // processes), size, f"step {self.step + 1}")
-        # By default the body runs once and returns. It runs again only after `suppress` has caught OutOfMemory.
+        # The body usually runs once and returns. It runs again only after `suppress` has caught OutOfMemory.
         while True:
             with self.timed("loading"):
                 count = next(attempts)
@@ -184,12 +184,12 @@ class Trainer:
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Add the seconds of this context to `elsewhere[name]`."""
+        """Add the seconds of this context to `seconds_of[name]`."""
         began = time.perf_counter()
         try:
             yield
         finally:
-            self.elsewhere[name] += time.perf_counter() - began
+            self.seconds_of[name] += time.perf_counter() - began
 
     def _clear_gradients(self) -> None:
         if self.graphed is None:
@@ -251,7 +251,7 @@ class Trainer:
             "total_steps": self.total_steps,
             "bad": [self.bad.count, self.bad.in_a_row],
             "spent": [self.seconds, self.tokens],
-            "elsewhere": self.elsewhere,
+            "elsewhere": self.seconds_of,  # existing checkpoints use this name
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -268,7 +268,7 @@ class Trainer:
         self.memory.too_many = float(state["too_many"])
         self.bad.count, self.bad.in_a_row = state["bad"]
         self.seconds, self.tokens = state["spent"]
-        self.elsewhere |= {name: float(seconds) for name, seconds in state.get("elsewhere", {}).items()}
+        self.seconds_of |= {name: float(seconds) for name, seconds in state.get("elsewhere", {}).items()}
         self.plan = self.batches.epoch(self.epoch)
         if self.batch_index > len(self.plan):
             raise ValueError(f"batch {self.batch_index} of {len(self.plan)}")
@@ -290,7 +290,7 @@ class MovingAverage:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Add the parameters to the average, after update number `step`, from 1."""
+        """Add the parameters to the average after update number `step` (the first update is 1)."""
         if self.decay:
             torch._foreach_lerp_(self.averages, self.parameters, 1 - min(self.decay, (1 + step) / (10 + step)))
 
@@ -299,8 +299,8 @@ class MovingAverage:
         return use_weights(self.model, self._weights()) if self.decay else nullcontext()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return entries of a checkpoint: "model", the parameters to translate with, and, if these are averages,
-        "updated", the parameters that training continues from."""
+        """Return entries of a checkpoint: "model" holds the parameters to translate with. If these are averages,
+        "updated" holds the parameters that training continues from."""
         weights = self.model.state_dict()
         return {"model": self._weights(), "updated": weights} if self.decay else {"model": weights}
 
@@ -339,7 +339,7 @@ class MemoryLimit:
     def attempts(self, sentences: int, tokens: float, name: str) -> Iterator[int]:
         """Yield the number of parts to try for a batch of this many sentences and padded tokens.
 
-        The caller asks for another number only after an attempt has run out of memory. This number is the same as
+        The caller asks for another number only after an attempt has run out of memory. The new number is the same as
         before if `release` freed memory, else twice as large. name: names the update in messages. Raises UserError if a
         single sentence pair did not fit.
         """
@@ -425,10 +425,10 @@ class Schedule:
         """total_steps: number of the last update, at which a cosine schedule ends."""
         self.config, self.total_steps = config, total_steps
         self.reduction = 1.0  # factor of a plateau schedule after its reductions so far
-        self.waited = 0  # validations without improvement since the last reduction
+        self.waited = 0  # number of validations since the last one that improved, or since the last reduction
 
     def factor(self, step: int) -> float:
-        """Return the factor for update number `step`, from 1; `step` is 0 before the first update."""
+        """Return the factor for update number `step`; `step` is 1 in the first update, and 0 before it."""
         config = self.config
         warmup = min(1.0, step / config.warmup_steps) if config.warmup_steps else 1.0
         since_warmup = max(0, step - config.warmup_steps)

@@ -32,16 +32,20 @@ SENTENCES = 2  # number of sentence pairs, each from another batch, whose FLOPs 
 
 
 def ideal_seconds(trainer: Trainer, cache: Path) -> float:
-    """Return the seconds per target token that an update would take at the rate of one large matrix product."""
+    """Compute the seconds per target token of an update whose matrix products all run as fast as one large product.
+
+    These are the products' FLOPs per target token, counted on a few training pairs, divided by the FLOP/s of a large
+    product. Other work takes no time. cache: the folder that keeps the measured FLOP/s.
+    """
     numbers = np.linspace(0, len(trainer.plan) - 1, SENTENCES).astype(int)
     pairs = [batch for number in numbers for batch in trainer.batches.load(trainer.plan[number][:1], 0)]
     return flops_per_token(trainer.model, pairs) / cached_product_rate(trainer.machine, cache)
 
 
 def flops_per_token(model: Seq2Seq, batches: Sequence[Batch]) -> float:
-    """Count the FLOPs of an update's matrix products per target token of batches on the CPU.
+    """Count the FLOPs of an update's matrix products, per target token of these batches, which are on the CPU.
 
-    The count is three times that of the forward pass, because the backward pass takes twice as many.
+    Counts the forward pass and multiplies by 3, because the backward pass takes twice the FLOPs of the forward pass.
     """
     # The copy computes in float64, because the counter does not know the fused kernels of float32.
     double = copy.deepcopy(model).cpu().double().eval().requires_grad_(False)
@@ -66,7 +70,10 @@ def cached_product_rate(machine: Machine, cache: Path) -> float:
 
 
 def product_rate(machine: Machine) -> float:
-    """Measure the FLOP/s of a product of two square matrices, large enough for the device, in its precision."""
+    """Measure the FLOP/s of a product of two square matrices, in the machine's precision.
+
+    The matrices grow until the product takes `ENOUGH` seconds or they have the largest of `SIDES`.
+    """
     side, largest = SIDES
     while True:
         shape = side, side
