@@ -61,7 +61,7 @@ def run_command(
     # Hydra only warns of mistakes such as a missing search path: raise an error instead.
     warnings.filterwarnings("error", category=UserWarning, module=r"hydra\.")
     arguments = sys.argv[1:] if arguments is None else arguments
-    # Exit statuses and errors: first that of the job (None while it runs), then of Hydra or of the sweep's report.
+    # Exit status or error of the job (None while it runs), then those of Hydra and of the sweep's report.
     outcomes: list[int | Exception | None] = []
     named = [value_of(argument) for argument in arguments if argument.startswith("hydra.run.dir=")]
     is_new = not (named and user_path(named[-1]).exists())
@@ -70,7 +70,7 @@ def run_command(
         try:
             _start_hydra(command, schema, job, run_dir, arguments)
         except Exception as error:
-            if debug or outcomes:  # a job catches its user's mistakes: an error after a job has begun is a bug
+            if debug or outcomes:  # a job catches the user's mistakes: another error after a job has begun is a bug
                 raise
             if isinstance(error, OSError) and error.errno is not None and error.filename is None:
                 error.filename = "standard output"  # Hydra prints --help and similar texts there
@@ -138,9 +138,9 @@ def _start_hydra(
 
 
 def attempt(work: Callable[[], int], debug: bool) -> int | Exception:
-    """Call `work`, and return its exit status or the error, if it is one that a user can cause.
+    """Call `work`. Return its exit status, or the error that it raises if a user can cause such an error.
 
-    Raises all other errors, and with `debug` all errors.
+    Raises all other errors, and with `debug` all errors. Running out of memory is returned as a UserError.
     """
     try:
         return work()
@@ -194,9 +194,9 @@ def joined() -> bool:
 
 
 def _remove_empty_directories() -> None:
-    """Remove the directory that Hydra has created for a new run, if it is empty, and its empty parents (of the date).
+    """Remove the directory that Hydra has created for a new run, and its parents (of the date), if they are empty.
 
-    Keeps folders that the user has named.
+    Keeps the directory of a run that the user resumes, and the parents of a directory that the user has named.
     """
     config = HydraConfig.get()
     words = [*job_overrides(config), *job_overrides(config, "hydra")]

@@ -103,7 +103,10 @@ def _evaluate(config: schema.EvaluateConfig, overrides: list[str]) -> None:
 
 
 def run_score_settings(config: schema.EvaluateConfig, trained: schema.TrainConfig) -> "ScoreSettings":
-    """Return the score settings of a run, with the values that the command line replaces. Raises UserError."""
+    """Return the score settings of a run, in which values from the command line replace those of training.
+
+    Raises UserError for settings that sacreBLEU refuses.
+    """
     from nmt.evaluate.evaluation import score_settings
 
     changes = {"tokenize": config.tokenize, "lowercase": config.lowercase}

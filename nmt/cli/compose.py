@@ -61,7 +61,10 @@ def compose(
 
 
 def job_config(schema: type[T], config: DictConfig, command: str) -> T:
-    """Check the configuration of the job that Hydra composed. Raises UserError, or OmegaConfBaseException."""
+    """Check the configuration that Hydra composed for this job. size=auto becomes the size for the corpus.
+
+    Raises UserError for a wrong value, OmegaConfBaseException for a missing value or an interpolation that fails.
+    """
     job = cast(DictConfig, HydraConfig.get())
     overrides = job_overrides(job)
     if _has_automatic_size(config):
@@ -80,7 +83,7 @@ def choices(hydra_config: Any) -> dict[str, str]:  # noqa: ANN401
 
 
 def job_overrides(hydra_config: Any, node: str = "task") -> list[str]:  # noqa: ANN401
-    """Return a job's overrides, with node="hydra" those of Hydra's own keys; interpolations in them stay unresolved."""
+    """Return a job's overrides; with node="hydra", those of Hydra's own keys. Interpolations stay unresolved."""
     overrides: list[str] = OmegaConf.to_container(hydra_config.overrides[node], resolve=False)  # type: ignore[assignment]
     return overrides
 
@@ -183,7 +186,7 @@ def _parsed(override: str) -> Override:
 
 
 def _refuse_choice_as_value(override: Override) -> None:
-    """Refuse a choice written with a dot (attention.score=dot) or by its kind (optimizer.kind=sgd)."""
+    """Raises UserError for a choice that is written like a value: attention.score=general, or optimizer.kind=sgd."""
     key, _, value = str(override.input_line).lstrip("+").partition("=")
     group = key.removesuffix(".kind").replace(".", "/")
     is_group = "." in key and (config_dir() / group).is_dir()
@@ -205,9 +208,9 @@ def _warn_of_repeated(overrides: Sequence[Override]) -> None:
 
 
 def with_texts_quoted(overrides: Sequence[str], schema: type[BaseModel]) -> list[str]:
-    """Return the overrides with ~ expanded, and with texts quoted that Hydra would read as a number or truth value.
+    """Expand ~ in overrides, and quote texts that Hydra would read as a number or truth value, such as 2024_01 or nan.
 
-    A shell expands ~ only at the start of a word, not after `=`. Texts are paths, names and choices: 2024_01, nan.
+    Texts are paths, names and choices. A shell expands ~ only at the start of a word, not after `=`.
     """
     keys = {*text_keys(schema), *TEXT_KEYS}
     return [_with_text_quoted(override, keys) for override in overrides]
@@ -234,7 +237,7 @@ def value_of(override: str) -> str:
 def _run_dir(run: str | None, new: str) -> str:
     """Return the directory of the run to resume, or `new` if `run` is None.
 
-    Raises UserError if that directory does not exist, before Hydra creates anything.
+    Raises UserError if there is no directory `run`, before Hydra creates anything.
     """
     if run is None:
         return agreed("run directory", new)
@@ -252,12 +255,13 @@ def _run_dir(run: str | None, new: str) -> str:
 
 
 def _for_several(run: str | list[str] | None, folder: str) -> str | None:
-    """Return `folder` for the results of several runs or of an archive, None for one run, which stores its results."""
+    """Return `folder` for the results of several runs or of an archive; None for one run, which holds its results."""
     runs = [run] if run is None or isinstance(run, str) else run
     return folder if len(runs) > 1 or any(user_path(str(name)).is_file() for name in runs) else None
 
 
-# Register the functions that YAML files call at import: a launcher's worker process imports modules but runs no `main`.
+# Registered at import, because a launcher's worker process imports modules but runs no `main`. YAML files call these
+# functions.
 OmegaConf.register_new_resolver("run_dir", _run_dir, replace=True)
 OmegaConf.register_new_resolver("for_several", _for_several, replace=True)
 OmegaConf.register_new_resolver("choices", help.all_choices, replace=True)

@@ -93,7 +93,10 @@ def values(*, _root_: DictConfig) -> str:
 
 
 def _comments(command: str, choices: dict[str, str]) -> dict[str, str]:
-    """Collect the comment of each key. If several files comment a key, that of the selected choice is used."""
+    """Collect the comment of each key.
+
+    If several files comment a key, the command's own file takes precedence, then that of the selected choice.
+    """
     comments: dict[str, str] = {}
     for path, prefix in config_files(command):
         comments |= _comments_in(path, prefix, above=False)  # a comment above a key may describe another choice

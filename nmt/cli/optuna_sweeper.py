@@ -97,7 +97,7 @@ class OptunaSweeper(Sweeper):
             log.info("\nbest trial: %d, validation %s %.4f, with %s", best.number, monitor, best.value, values)
 
     def _check_same_search(self, study: Any, search: dict[str, Any]) -> None:  # noqa: ANN401
-        """Store the search in a new study. Raises UserError if the study belongs to another search."""
+        """Store the search in a study that has none yet. Raises UserError if the study belongs to another search."""
         saved = study.user_attrs.get("search")
         if saved is None:
             study.set_user_attr("search", search)

@@ -114,9 +114,9 @@ def _varied(config: DictConfig) -> tuple[list[str], int]:
 
 
 def job_name(overrides: list[str] | ListConfig, *varied: str) -> str:
-    """Return a directory name such as attention-bahdanau_lr-0.003, without characters that a shell needs quoted.
+    """Return a directory name such as attention-bahdanau_lr-0.003, which needs no quotes in a shell.
 
-    If characters are omitted, a hash is appended, so that names stay distinct.
+    Where characters are replaced or cut off, a hash is appended, so that names stay distinct.
     """
     plain = OmegaConf.to_container(overrides, resolve=False) if isinstance(overrides, ListConfig) else overrides
     values = override_values(cast(list[str], plain))
@@ -139,7 +139,7 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:6]
 
 
-# Registered at import because a launcher's worker process only imports modules.
+# Registered at import, because a launcher's worker process imports modules but runs no `main`.
 OmegaConf.register_new_resolver("job_name", job_name, replace=True)
 
 
@@ -156,7 +156,7 @@ def refuse_sweep_options() -> None:
 
 
 def job_threads() -> int | None:
-    """Return the number of CPU threads with which parallel jobs share the cores, or None for PyTorch's default."""
+    """Return the number of threads of each job, so that parallel jobs share the cores; None for PyTorch's default."""
     launcher = HydraConfig.get().launcher
     jobs: int | None = launcher.get("n_jobs")
     if jobs is not None:

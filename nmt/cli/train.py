@@ -30,8 +30,8 @@ def main() -> None:
     arguments = [argument for argument in sys.argv[1:] if argument != DRY_RUN]
     keys = {argument.partition("=")[0]: argument for argument in arguments}
     run = value_of(keys["run"]) if "run" in keys else None
-    # For a run to resume, keep overrides of PATH_KEYS from Hydra: the run's saved configuration has these keys, but the
-    # one that Hydra composes may lack them.
+    # If a run is resumed, Hydra does not get the overrides of PATH_KEYS: the run's saved configuration has these keys,
+    # but the configuration that Hydra composes may lack them.
     paths = []
     if run is not None and os.path.isfile(os.path.expanduser(f"{run}/config.yaml")) and not keys.keys() & PATH_GROUPS:
         paths = [argument for argument in arguments if argument.partition("=")[0] in PATH_KEYS]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nmt.translate.guidance import Controls
     from nmt.translate.translator import Translator
 
-MAX_CHARACTERS = 10_000_000  # above which a buffer is translated, even if it has fewer than buffer_lines lines
+MAX_CHARACTERS = 10_000_000  # a buffer of more characters is translated, even if it has fewer than buffer_lines lines
 PIPE_BYTES = 65_536  # bytes per read: the capacity of a pipe
 PAUSE = 0.02  # seconds to wait for a further line before translating those that have arrived
 BY_LINE = ("references", "constraints", "prefix")  # files whose line N belongs to line N of the input
@@ -64,7 +64,8 @@ def _translate(config: TranslateConfig, overrides: list[str]) -> None:
 
 
 def _check_alignments(config: TranslateConfig, name: str, translator: "Translator") -> None:
-    """Raises UserError if the run has no alignments, or if the file for them is also the output or a file to read."""
+    """Raises UserError if the run has no attention, if the search method cannot return nbest translations, or if the
+    file for the alignments is also the output or a file to read."""
     if not translator.model.attends:
         raise UserError(f"alignments={name}: the run has no attention to align with")
     translator.method.check_nbest(config.nbest)

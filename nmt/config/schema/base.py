@@ -35,7 +35,7 @@ Positive = Annotated[float, Field(gt=0.0, le=1e6)]
 NonNegative = Annotated[float, Field(ge=0.0, le=1e6)]
 AtLeastOne = Annotated[float, Field(ge=1.0, le=1e6)]
 Temperature = Annotated[float, Field(ge=1e-4, le=1e4)]  # energies divided by a smaller temperature overflow
-Epsilon = Annotated[float, Field(ge=1e-30, le=1.0)]  # a smaller value can become 0 in float32, and divide by 0
+Epsilon = Annotated[float, Field(ge=1e-30, le=1.0)]  # added to a divisor; a smaller value can become 0 in float32
 
 Count = Annotated[int, Field(gt=0, le=2**31 - 1)]  # number of steps, tokens or sentences; fits an int32
 CountOrZero = Annotated[int, Field(ge=0, le=2**31 - 1)]
