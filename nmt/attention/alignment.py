@@ -46,8 +46,9 @@ class Alignment(nn.Module):
 class SampledAlignment(Alignment):
     """Chooses one position: in training it samples, otherwise it takes the most probable one   (Xu et al. 2015, 4.1).
 
-    Sampling is not differentiable; `Policy` trains it. With probability `soft_share`, a training step uses the whole
-    distribution instead of a sample, which reduces the variance of the gradient (ibid.).
+    Sampling is not differentiable; `Policy` trains it. In training, each target position has the
+    probability `soft_share` of using the whole distribution instead of a sample, which reduces the variance of the
+    gradient (ibid.).
     """
 
     def __init__(self, soft_share: float) -> None:

@@ -119,7 +119,8 @@ class Window(nn.Module):
 
     @property
     def width(self) -> int:
-        """Return W = 2 D + 2: so many successive positions cover the window even if its centre is no integer."""
+        """Return W = 2 D + 2, the number of successive positions that are read for a centre: one more than a window
+        holds, because the rounding of offsets can shift a window by one position."""
         assert self.reach is not None
         return 2 * self.reach + 2
 
@@ -145,8 +146,8 @@ class Window(nn.Module):
         return offsets.abs() <= self.reach
 
     def falloff(self, offsets: Tensor) -> Tensor | None:
-        """Compute the factors that multiply the normalised weights, from offsets (B, T, W) from the centre; None if the
-        window has no such factors."""
+        """Compute the factors that multiply the normalised weights: offsets from the centre (B, T, W) -> (B, T, W).
+        Returns None if the window has no such factors."""
         return None
 
 
@@ -195,8 +196,9 @@ class LocalPredictiveWindow(Window):
 
 
 class Attention(nn.Module):
-    """Computes context_t = sum_s w_ts h_s, with w_t = alignment(normalizer(score(q_t, keys), window))   (Bahdanau et
-    al. 2015, eq. 5): h_s is the encoder state of source position s, q_t the query of target position t."""
+    """Computes context_t = sum_s w_ts h_s, with w_t = alignment(falloff_t * normalizer(score(q_t, keys), window))
+    (Bahdanau et al. 2015, eq. 5): h_s is the encoder state of source position s, and q_t the query of target position
+    t. Of the windows, only `LocalPredictiveWindow` has the factors falloff_ts."""
 
     def __init__(
         self,
@@ -210,8 +212,8 @@ class Attention(nn.Module):
         reads_past: bool = False,
     ) -> None:
         """alignment: None for soft attention, where the weights are the distribution itself. dropout: probability of
-        dropping a weight, in the context only. chunk: divides the weights of a monotonic normalizer. reads_past: True
-        if the score, normalizer or coverage depends on what earlier steps attended to."""
+        dropping a weight, in the context only. chunk: spreads each weight of a monotonic normalizer over a chunk.
+        reads_past: True if the score, normalizer or coverage depends on what earlier steps attended to."""
         super().__init__()
         assert reads_past or (coverage is None and score.key_projection() is None)
         self.score, self.window, self.normalizer, self.coverage = score, window, normalizer, coverage

@@ -97,7 +97,7 @@ class FirstOrderNormalizer(Normalizer):
 
     The bias is learned for distances up to `reach` and is 0 beyond. If monotonic, it is -infinity for negative
     distances (Wu and Cotterell 2019, 3.1; in that paper, transitions use the score alone, or distances predicted from
-    both states).
+    the decoder state and the encoder state).
     """
 
     def __init__(self, reach: int, monotonic: bool) -> None:
@@ -238,8 +238,11 @@ def _masked(energies: Tensor, drop: Tensor) -> Tensor:
 
 
 def _first_from(before: Tensor, selected: Tensor) -> Tensor:
-    """Find the first selected position from where `before` is greatest, which is where reading stopped: (B, W),
-    bool (B, W) -> bool (B, W). A row of `before` that is -inf everywhere has passed the end, and finds none."""
+    """Find the position where reading stops next: before (B, W), selected bool (B, W) -> bool (B, W).
+
+    Reading stopped last where `before` is greatest. The result is True at the first selected position from there on. If
+    a row of `before` is -inf everywhere, reading has passed the end, and the result is False everywhere.
+    """
     positions = torch.arange(selected.shape[1], device=selected.device)
     stopped_at = before.argmax(-1, keepdim=True)
     eligible = selected & (positions >= stopped_at) & (before > -torch.inf).any(-1, keepdim=True)

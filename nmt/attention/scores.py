@@ -34,7 +34,7 @@ class Past(NamedTuple):
     weights: Tensor  # (B, S), or (B, N, S) with N heads: weights of the previous step; zeros at the first step
     total: Tensor  # (B, S) or (B, N, S): sum of the weights of all earlier steps (coverage)
     step: int  # index of the next step, from 0
-    log_stops: Tensor | None = None  # (B, S) or (B, N, S): log-probability that monotonic reading stopped there
+    log_stops: Tensor | None = None  # (B, S) or (B, N, S): log-probability that monotonic reading stopped at s
     means: Tensor | None = None  # (B, K) or (B, N, K): means of Gaussians, positions from 1; None at the first step
 
     @classmethod
@@ -339,12 +339,13 @@ def additive_energies(
     float32 or wider.
 
     The hidden units (B, T, S, A), which are the values of tanh, are not stored: the backward pass computes them again
-    from the features and the keys. A loop stores the keys only once.
+    from the features and the keys. Inside a `loop` (nmt.ops.layers), all steps share one copy of the keys.
 
     On a CPU, the logistic function replaces tanh, because it is several times faster. As tanh(x) = 2 sigmoid(2 x) - 1,
     the energies are 2 v . sigmoid(2 q + 2 k + 2 P f) - sum(v). Without features, sigmoid(2 q + 2 k) is computed as
     1 / (1 + e^-2q e^-2k), which needs each exponential once, not for every pair of query and key. Then |q| and |k| are
-    clamped to at most 43, which matters only where both are larger and nearly cancel each other.
+    clamped to at most 43, which matters only where q and k have opposite signs and both |q| and |k| are near 43 or
+    greater.
     """
     convert = _plain
     if prefers_sigmoid(keys):

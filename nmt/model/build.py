@@ -115,7 +115,7 @@ def _modules(config: schema.Model, source_vocab: int, target_vocab: int, pad: tu
         embedding_dropout=EmbeddingDropout(embedding.dropout, embedding.word_dropout),
     )
     if model.inference is not None:
-        # The loss has the divergence of the inference network's distribution from its prior, the attention weights.
+        # The loss contains the divergence of the inference network's distribution from the attention weights.
         model.record_log_weights()
     return model
 

@@ -28,7 +28,7 @@ from nmt.system.machine import is_out_of_memory
 from nmt.system.run import RunDirectory
 
 BEST, LAST = "best.safetensors", "last.pt"  # parameters of the best validation; training state to resume from
-METADATA = "nmt"  # the key under which a safetensors file holds all that is not a tensor, as JSON
+METADATA = "nmt"  # the key under which a safetensors file holds all values that are not tensors, as JSON
 MAX_METADATA = 2**20  # limit on the header of a safetensors file, in bytes
 MAX_FILE_BYTES = 2**36  # limit on a safetensors file, in bytes
 FILES = {"best": BEST, "last": LAST}
@@ -126,7 +126,8 @@ def _sizes(tokenizers: Tokenizers) -> tuple[int, int, tuple[int, int]]:
 
 
 def load_weights(model: Seq2Seq, path: Path) -> None:
-    """Fill a model from a checkpoint. Raises UserError if the checkpoint is damaged or does not fit the model."""
+    """Fill a model from a checkpoint. Raises UserError if the checkpoint is missing or damaged or does not fit the
+    model, OSError if the system cannot read it."""
     checkpoint = _read(path)
     _check_fit(model, checkpoint, path)
     model.load_state_dict(checkpoint["model"])
@@ -136,7 +137,8 @@ def load_model(config: schema.TrainConfig, tokenizers: Tokenizers, path: Path) -
     """Load a model with the parameters of a checkpoint, and return model and checkpoint.
 
     The shapes are compared before the model is allocated, so that a configuration cannot ask for more memory than the
-    checkpoint has. Raises UserError if the checkpoint does not fit the configuration.
+    checkpoint has. Raises UserError if the checkpoint is missing or damaged or does not fit the configuration, OSError
+    if the system cannot read it.
     """
     checkpoint = _read(path)
     weights = checkpoint.get("model")
@@ -161,7 +163,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _check_fit(model: Seq2Seq, checkpoint: dict[str, Any], path: Path) -> None:
-    """Raise UserError unless a checkpoint has finite parameters of the model's form, a step and scores."""
+    """Raise UserError unless a checkpoint has finite parameters of the model's form, a step, and only numbers as scores
+    if it has scores."""
     weights = checkpoint.get("model", {})
     if not same_form(weights, model.state_dict()):
         raise UserError(f"{path}: {UNFIT}")
@@ -175,7 +178,8 @@ def _check_fit(model: Seq2Seq, checkpoint: dict[str, Any], path: Path) -> None:
 
 
 def same_form(weights: Any, own: dict[str, Tensor]) -> bool:  # noqa: ANN401
-    """Return whether `weights` have the names, shapes and types of a model's parameters `own`; float16 fits, too."""
+    """Return whether `weights` have the names, shapes and types of a model's parameters `own`. The type float16
+    always fits."""
     if not isinstance(weights, dict) or weights.keys() != own.keys():
         return False
     return all(
@@ -191,7 +195,8 @@ def load_runs(
 ) -> tuple[Seq2Seq | Ensemble, Tokenizers]:
     """Load the model of one run, or the ensemble of several, from their "best" or "last" checkpoints.
 
-    Raises UserError unless all runs have the same tokenizers.
+    Raises UserError if the runs have different tokenizers, if "last" is asked of an archive, which has only "best", or
+    if a tokenizer or checkpoint cannot be loaded.
     """
     for run in runs:
         if run.is_archive and checkpoint != "best":

@@ -115,7 +115,7 @@ class Products(ABC):
         """Compute what context and previous readout, known only at the step, add to the gates of the lowest layer.
 
         context: (N, M) if the decoder attends before the step, else None; feed: the previous readout (N, R) with input
-        feeding, else None. Returns (N, G), or None without both.
+        feeding, else None. Returns (N, G), or None if both are None.
         """
 
     @abstractmethod
@@ -124,7 +124,7 @@ class Products(ABC):
 
     @abstractmethod
     def upper_input(self, context: Tensor) -> Tensor:
-        """Return the form of the context that the layers above the first read: (N, M) -> (N, M)."""
+        """Return the context in the form that the layers above the first layer read: (N, M) -> (N, M)."""
 
     @abstractmethod
     def read_out(self, output: Tensor, context: Tensor | None, word: Tensor) -> Tensor:
@@ -367,7 +367,7 @@ class Decoder(nn.Module):
     ) -> DecoderState:
         """Make the state before the first step.
 
-        source: int64 (B, S) source tokens, of which a copy gate may copy; words: (B, S, E) the embedded source.
+        source: int64 (B, S) source tokens, which a copy gate may copy; words: (B, S, E) the embedded source.
         """
         feed = encoded.summary.new_zeros(len(source), self.readout.dim) if self.input_feeding else None
         hypothesis = HypothesisState(recurrent, feed, encoded.summary if self.fixed_dim else None, None)
@@ -617,7 +617,7 @@ class DecoderStep(NamedTuple):
     context: Tensor | None  # (N, M) context of the attention, or the fixed vector
     readout: Tensor | None  # (N, R) with input feeding; None otherwise, where readouts are computed after the loop
     state: DecoderState  # state before the next step
-    mixture: Mixture | None = None  # prediction of this step, if the next step reads the posterior of its position
+    mixture: Mixture | None = None  # prediction of this step, if the next step reads the posterior of this step
 
 
 def _by_sentence(rows: Tensor, sentences: int) -> Tensor:

@@ -35,7 +35,7 @@ NEVER = -1  # stands for a source token that cannot be copied
 
 
 class Readout(nn.Module):
-    """The layer between the decoder's output s, the context c, the previous word y and the output layer.
+    """Computes the output layer's input from the decoder's output s, the context c and the previous word y.
 
     attentional: tanh(W [s; c]) (Luong et al. 2015, eq. 5); deep: tanh(W [s; c; y]) (Pascanu et al. 2014);
     maxout: the maximum of each pair of elements of W [s; c; y] (Goodfellow et al. 2013; Bahdanau et al. 2015, A.2.2).
@@ -54,7 +54,7 @@ class Readout(nn.Module):
         self.kind, self.dim = kind, readout_dim
         word_dim = 0 if kind == "attentional" else word_dim
         width = readout_dim * (2 if kind == "maxout" else 1)
-        self.sizes = (state_dim, context_dim, word_dim)  # widths of the inputs that are read
+        self.sizes = (state_dim, context_dim, word_dim)  # widths of s, c and y; 0 for c or y if it is not read
         self.proj = Linear(sum(self.sizes), width)
 
     def forward(self, state: Tensor, context: Tensor | None, word: Tensor) -> Tensor:
@@ -246,7 +246,8 @@ class Mixture(Prediction):
     readouts: Tensor  # (B, T, K, R)
     weights: Tensor  # (B, T, K); a row sums to 1, or to 0 in a sentence without source positions
     positions: Tensor | None  # int64 (B, T, K) source positions; None if they are all S positions in order
-    # True if the weights average the losses of the K readouts (for the evidence lower bound), False for probabilities
+    # True if the weights average the losses of the K readouts (for the evidence lower bound), False if they average
+    # the probabilities
     averages_losses: bool = False
 
     @property
@@ -309,7 +310,7 @@ class Copying(Prediction):
 
     readouts: Tensor  # (B, T, R)
     shares: Tensor  # (B, T, 1 + S) share of the output layer's distribution and of each source token; a row sums to 1
-    source: Tensor  # int64 (B, S) source tokens; 0 for a token that cannot be copied, whose share is 0
+    source: Tensor  # int64 (B, S) source tokens; a token that cannot be copied has share 0 and is replaced by 0
 
     def _loss(
         self, output: OutputLayer, targets: Tensor, counted: Tensor, criterion: Criterion, others: tuple[Tensor, ...]
@@ -339,8 +340,9 @@ class CopyGate(nn.Module):
     The gate g = sigmoid(v . r + b) reads the readout r, while in eq. 8 it reads context, decoder output and previous
     word. So a search computes g from the readouts it already has, without further products of contexts and words.
 
-    Attention that copies nothing is added to the factor g of p_vocab: the weight on </s>, and the rest up to 1 if the
-    weights of a window or of a monotonic alignment sum to less. It is multiplied by 1 - g, too.
+    Some attention weight cannot copy: the weight on </s>, and what is missing where the weights of a window or of
+    monotonic reading sum to less than 1. This weight times 1 - g is added to the factor g of p_vocab, so that all
+    factors sum to 1.
     """
 
     def __init__(self, readout_dim: int) -> None:

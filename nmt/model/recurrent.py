@@ -383,8 +383,8 @@ class Encoder(nn.Module):
             summary = states.sum(1) / valid.sum(1, keepdim=True).to(states.dtype)
         else:
             summary = torch.cat([*final.hidden, *final.cell], dim=-1)
-        # Lengths on a GPU are not read, because the CPU would wait for it. Only training has lengths there, and it has
-        # no empty sentences.
+        # Lengths on a GPU are not read, because the CPU would wait for the GPU. Only training puts lengths there, and
+        # its sentences are never empty.
         nonempty = lengths.is_cuda or bool((lengths > 0).all())
         return Encoded(self.dropout(states), self.dropout(summary), valid, nonempty)
 

@@ -103,7 +103,7 @@ class Seq2Seq(nn.Module):
     def encode_embedded(self, embedded: Tensor, lengths: Tensor, source: Tensor) -> DecoderState:
         """Encode embedded source tokens (B, S, E) with lengths int64 (B,) -> the decoder's initial state.
 
-        source: int64 (B, S) the tokens, of which a copy gate may copy.
+        source: int64 (B, S) the tokens, which a copy gate may copy.
         """
         words = self.dropout(embedded)
         encoded = self.encoder(words, lengths)

@@ -19,7 +19,7 @@ from torch import Tensor
 # The constants of SplitMix64, as signed 64-bit numbers.
 _INCREMENT = 0x9E3779B97F4A7C15 - 2**64
 _MULTIPLIERS = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
-_FRACTION_BITS = 53  # of the significand of a float64
+_FRACTION_BITS = 53  # random bits of a number, as many as the significand of a float64 has
 BLOCK = 64  # numbers of a sentence computed at a time, so that most steps of a decoder find them computed already
 _SAMPLING = 2**32  # the first counter for sampled translations; smaller counters are for other draws
 
@@ -80,7 +80,8 @@ def draw(rows: int, count: int, device: torch.device) -> Tensor:
 
 
 def sentence_keys(seed: Sequence[int], numbers: NDArray[Any]) -> Tensor:
-    """Make keys from a seed and numbers of sentences, such as lines in a corpus: (B,) -> int64 (B,) on the CPU."""
+    """Make the keys of sentences from a seed and a number for each sentence, such as its line number in a corpus:
+    (B,) -> int64 (B,) on the CPU."""
     start = int(np.random.SeedSequence(seed).generate_state(1, np.uint32)[0])
     return _hash(torch.from_numpy(numbers.astype(np.int64)) + (start << 31))
 

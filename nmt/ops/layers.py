@@ -3,7 +3,7 @@
 In a loop of T steps, autograd would compute a gradient of a weight's size at every step and add them up: T small
 products and T sums. Here the backward pass of each use only stores what the gradient needs (in `Shared.pending`). After
 all uses, one function (a `CombineGradients`) computes the gradient; for a weight, this is a single product. Every use
-has the `anchor` as an input, so autograd reaches the backward pass of the anchor, which calls that function, last.
+has the `anchor` as an input, so autograd reaches the backward pass of the anchor last. That pass calls the function.
 
 On a CPU, torch computes float32 products with MKL and bfloat16 products with oneDNN. On AMD processors, MKL uses only
 half the vector width, so this module computes float32 products with oneDNN there.
@@ -59,7 +59,7 @@ def wide(tensor: Tensor) -> Tensor:
 
 CombineGradients = Callable[[list[Any]], tuple[Tensor | None, ...]]
 """Computes the gradient of each shared tensor from `Shared.pending`, which holds what the uses have stored during the
-backward pass, in its order. None stands for no gradient."""
+backward pass. None stands for no gradient."""
 
 
 class Shared(NamedTuple):
@@ -426,7 +426,7 @@ def map_tensors(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
 
 
 def select(tree: Tree, index: Tensor) -> Tree:
-    """Take the rows `index`, int64 (N,), which may repeat, of every tensor in nested tuples and NamedTuples. A tuple
+    """From every tensor in nested tuples and NamedTuples, take the rows `index`, int64 (N,), which may repeat. A tuple
     with a method `select` selects its rows by that method."""
     if isinstance(tree, Tensor):
         return tree.index_select(0, index)  # type: ignore[return-value]

@@ -66,12 +66,12 @@ def output_loss(
 ) -> OutputLoss:
     """Compute the criterion of the logits W r + b: readouts r (C, N, R), W (V, R), b (V,) -> OutputLoss.
 
-    counted: bool (N,), the positions that count. by_position: tensors (N, ...), whose rows the criterion gets after the
-    logits. shares: if given, (C, N, ...), whose rows it gets between logits and these. Gradients go to readouts,
-    weight, bias and shares.
+    counted: bool (N,), the positions that count. by_position: tensors (N, ...); the criterion gets their rows after the
+    logits. shares: None or (C, N, ...); the criterion gets the rows of `shares` between the logits and the rows of
+    `by_position`. Gradients go to readouts, weight, bias and shares.
 
-    layout: SeveralRows if each position has K readouts (C, N, K, R) with mixture weights `shares` (C, N, K). Then
-    `of_mixture` or `mean_over_mixture` must have made the criterion: it decides if probabilities or losses are mixed.
+    layout: SeveralRows if each position has K readouts (C, N, K, R) with mixture weights `shares` (C, N, K). Then the
+    criterion must come from `of_mixture`, which mixes probabilities, or from `mean_over_mixture`, which mixes losses.
     """
     terms: dict[str, Tensor] = {}
     rows, differentiate = layout or Rows, torch.is_grad_enabled()
@@ -98,8 +98,8 @@ class Rows:
         return self.readouts[:, chunk].flatten(0, 1)
 
     def leaves(self, logits: Tensor, part: slice) -> tuple[Tensor, ...]:
-        """Return the tensors by which the criterion is differentiated in a part of the chunk: its logits, from those of
-        the chunk (m, V), and its shares, if there are any."""
+        """Return the tensors with respect to which the criterion of a part is differentiated: the part's logits, taken
+        from the logits (m, V) of the chunk, and the part's shares, if there are any."""
         wide = logits.view(self.per_position, -1, logits.shape[-1])[:, part].to(self.dtype)
         return (wide,) if self.shares is None else (wide, self.shares[:, self._positions(part)])
 
@@ -345,7 +345,8 @@ class SeveralRows(Rows):
             index = torch.arange(n * C * K, device=self.shares.device)
             position, pass_index, component = index // (C * K), index // K % C, index % K
             ends = list(range(C * K, n * C * K + 1, C * K))
-        # (m,) int64: the index of each row among all C * N * K readouts, and among the C * n mixtures of the chunk.
+        # Both (m,) int64: the index of each row's readout among all C * N * K, and the index of its mixture among the
+        # C * n of the chunk.
         self.places = (pass_index * N + chunk.start + position) * K + component
         self.owners = pass_index * n + position
         self.ends = [0, *ends]  # position i of the chunk has the rows from ends[i] up to, not including, ends[i + 1]
