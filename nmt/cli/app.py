@@ -54,7 +54,7 @@ def run_command(
     other directory. `arguments` replaces sys.argv[1:].
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # escape characters that its encoding lacks
+        sys.stdout.reconfigure(errors="backslashreplace")  # for characters that its encoding lacks
     debug = bool(os.environ.get("HYDRA_FULL_ERROR"))
     os.environ["HYDRA_FULL_ERROR"] = "1"  # otherwise Hydra prints exceptions itself
     log_to_stream(sys.stderr)

@@ -194,7 +194,7 @@ class TrainingLoop:
         with trainer.moving_average.in_model(), trainer.timed("validation"):
             scores, samples = self.validator()
             self.run.check_present()
-            scores = trainer.group.on_main(lambda: scores)  # all take rank 0's scores, because rounding may differ
+            scores = trainer.group.on_main(lambda: scores)  # all processes use those of rank 0: rounding may differ
             best = self.stopping.update(scores, trainer.step)
             if best and trainer.group.is_main:
                 weights = {"model": trainer.model.state_dict(), "step": trainer.step, "scores": scores}

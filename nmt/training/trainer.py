@@ -30,7 +30,7 @@ class Update(NamedTuple):
 
     terms: dict[str, Tensor]  # loss terms by name, each () in nats: the sum over the target tokens
     tokens: int  # target tokens of the batch, on all processes
-    gradient_norm: Tensor  # () before clipping
+    gradient_norm: Tensor  # () before clipping, without the parameters of a hard attention's policy
     applied: bool  # False if the objective or a gradient was not finite; the parameters are then unchanged
     stop: bool = False  # has any process received a signal to stop?
     seconds: float = 0.0  # wall time of the update
@@ -238,7 +238,10 @@ class Trainer:
         return self.batch_index == len(self.plan)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all state that later updates depend on. Random generators are left out: each update seeds them."""
+        """Return all state that later updates depend on, and the counts and times so far.
+
+        Random generators are left out, because each update seeds them.
+        """
         return {
             **self.moving_average.state_dict(),
             "optimizer": self.optimizer.state_dict(),

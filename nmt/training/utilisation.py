@@ -24,7 +24,7 @@ from nmt.system.files import write_atomically
 from nmt.system.machine import DTYPES, Machine
 from nmt.training.trainer import Trainer
 
-RATES = "product_rates.json"  # in data.cache_dir: FLOP/s by device and precision
+RATES = "product_rates.json"  # file in the cache folder: FLOP/s by device, threads, precision and torch version
 SIDES = 512, 8192  # rows of the smallest and of the largest square matrices that are multiplied
 ENOUGH = 0.01  # a product that takes this many seconds can be timed accurately
 REPEATS = 3
