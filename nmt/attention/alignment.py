@@ -16,7 +16,7 @@ MOMENTUM = 0.9  # share that the running mean reward keeps at each update (Xu et
 
 
 class Aligned(NamedTuple):
-    """The weights of the context. If REINFORCE trains them, also the probability of the sampled positions."""
+    """The weights of the context. The other fields are for `Policy`, and None unless REINFORCE trains the weights."""
 
     weights: Tensor  # (B, T, W)
     log_prob: Tensor | None = None  # (B, T) log-probability of the sampled position

@@ -94,7 +94,7 @@ class Attended(NamedTuple):
     past: Past  # what the next step reads of this step and of earlier ones
     log_weights: Tensor | None = None  # (B, T, S), -inf where the weight is exactly 0; see `Normalized`
     log_stops: Tensor | None = None  # (B, T, S) log-probability that monotonic reading stops at each position
-    choice: Choice | None = None  # how hard attention sampled, in training
+    choice: Choice | None = None  # what hard attention sampled, in training
     detail: Detail | None = None  # present if `Memory.detailed`
 
 

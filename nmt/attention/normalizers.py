@@ -21,7 +21,7 @@ SATURATED = 40.0  # from this x on, softplus(x) equals x to the last bit of floa
 
 
 class Normalized(NamedTuple):
-    """A distribution over those source positions that may have weight, which are called `keep` in this file."""
+    """A distribution over source positions. In this file, `keep` marks the positions that may have weight."""
 
     weights: Tensor  # (B, T, W), 0 outside `keep`
     log_weights: Tensor | None = None  # (B, T, W), -inf outside `keep`; exact even where the weight underflows

@@ -418,7 +418,7 @@ class Decoder(nn.Module):
         return self.forward_stepped(embedded, state) if self.stepped else self.forward_fused(embedded, state)
 
     def forward_fused(self, embedded: Tensor, state: DecoderState) -> Decoded:
-        """Predict all steps at once: one call for each recurrent network, one for the attention."""
+        """Predict all steps at once, with one call of each recurrent network and one of the attention."""
         outputs, attended = self._run_fused(embedded, state)
         return self._decoded(self._read_out_all(outputs, attended, embedded, state), attended, state)
 

@@ -116,7 +116,7 @@ def lstm_gates(gates: Tensor, recurrent: Tensor, cell: Tensor) -> tuple[Tensor, 
 
 
 def _rows(*operands: Tensor) -> Iterator[Tensor]:
-    """Flatten operands (..., n) to (B, n) in the precision of the first operand, for the kernels of torch."""
+    """Flatten operands (..., n) to matrices, in the precision of the first operand, for the kernels of torch."""
     return (operand.to(operands[0].dtype).flatten(0, -2) for operand in operands)
 
 
