@@ -254,10 +254,17 @@ class DecoderState(NamedTuple):
         sentences: numbers of the sentences to keep; None keeps all. A shared row of `source` is moved only if sentences
         are dropped.
         """
-        if not self.shares_source:
-            return self.select(index)
-        source = self.source if sentences is None else select(self.source, sentences)
-        return self._replace(hypothesis=select(self.hypothesis, index), source=source)
+        hypothesis, source = select(self.hypothesis, index), self.source
+        if source is None:
+            pass
+        elif self.shares_source:
+            source = source if sentences is None else select(source, sentences)
+        elif sentences is None and len(index) == source.memory.sentences:
+            # All rows of a sentence have the same memory, so that only the past is reordered.
+            source = source._replace(past=select(source.past, index))
+        else:
+            source = select(source, index)
+        return self._replace(hypothesis=hypothesis, source=source)
 
 
 class Inferred(NamedTuple):

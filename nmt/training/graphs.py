@@ -10,19 +10,19 @@ import gc
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import Any, NamedTuple, Self, TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nmt.data.batching import Batch
+from nmt.system.cuda_graphs import CUDARecorder, reason_of
 from nmt.system.machine import release_memory
 from nmt.training.losses import Value
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 LENGTH_STEP = 8  # source and target lengths are padded to a multiple of this
 Shape = tuple[int, int, int]  # B, S, T
@@ -57,52 +57,6 @@ def pad_to(batch: Batch, shape: Shape, source_pad: int, target_pad: int) -> Batc
         target_out=padded(batch.target_out, T, target_pad),
         alignment=alignment,
     )
-
-
-class CUDARecorder:
-    """Records CUDA graphs, which all use the same memory because no two run at the same time."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device, self.pool = device, torch.cuda.graph_pool_handle()
-        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-    def compute(self, passes: Callable[[], Value]) -> Value:
-        """Run, without recording, the passes that will be recorded next, on the stream that will record them.
-
-        Autograd's nodes that add to gradients must be created on the recording stream before the recording.
-        """
-        gc.collect()  # reference cycles of earlier passes would keep nodes alive that belong to another stream
-        release_memory()  # torch cannot use memory on this stream that it caches for another stream
-        others = torch.cuda.current_stream(self.device)
-        self.stream.wait_stream(others)
-        try:
-            with torch.cuda.stream(self.stream):
-                return passes()
-        finally:
-            others.wait_stream(self.stream)
-
-    def record(self, passes: Callable[[], Value]) -> tuple[Value, Callable[[], None]]:
-        """Record passes as a graph, without running a kernel.
-
-        Returns the tensors that the graph writes, and a function that launches it. Raises RuntimeError if the passes
-        cannot be recorded.
-        """
-        graph, others = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
-        try:
-            value = self._record(graph, passes, self.pool)
-        except RuntimeError:
-            # After a failure, torch leaves the recording stream current, and its random generator in recording mode.
-            # A second recording resets the generator.
-            torch.cuda.set_stream(others)
-            with suppress(RuntimeError):
-                self._record(torch.cuda.CUDAGraph(), lambda: torch.zeros((), device=self.device))
-            raise
-        return value, graph.replay
-
-    def _record(self, graph: torch.cuda.CUDAGraph, passes: Callable[[], T], pool: Any = None) -> T:  # noqa: ANN401
-        # "thread_local" lets other threads call CUDA, because a thread of NCCL queries NCCL's progress at any time.
-        with torch.cuda.graph(graph, pool=pool, stream=self.stream, capture_error_mode="thread_local"):
-            return passes()
 
 
 class Recording(NamedTuple):
@@ -197,6 +151,10 @@ class GraphedPasses:
 
     def _record(self, shape: Shape, batch: Batch, tokens: int, step: int) -> Value:
         """Compute the value of a batch, and record the passes for later batches of its shape."""
+        # Autograd's nodes that add to gradients must be created on the recording stream before the recording. Reference
+        # cycles of earlier passes would keep nodes alive that belong to another stream.
+        gc.collect()
+        release_memory()  # torch cannot use memory on the recording stream that it caches for another stream
         value = self.recorder.compute(lambda: self.passes(batch, tokens, step))
         try:
             self.recordings[shape] = Recording.make(self.passes, batch, step, self.recorder)
@@ -204,8 +162,7 @@ class GraphedPasses:
                 log.info("batches of further shapes are computed without CUDA graphs (training.cuda_graphs)")
         except RuntimeError as error:
             self.limit = len(self.recordings)
-            cause = error.__context__ or error
-            reason = next(iter(str(cause).splitlines()), type(cause).__name__)
+            reason = reason_of(error)
             log.warning("batches of further shapes are computed without CUDA graphs (training.cuda_graphs): %s", reason)
         return value
 

@@ -1,7 +1,7 @@
 """Beam search, batched over sentences and hypotheses.
 
-`beam_search` is the loop. Followers vary it: a `Scorer` scores finished hypotheses, a `Selection` chooses which
-candidates end and which continue, and those that `SearchBatch.rules` make ban tokens.
+`beam_search` is the loop. An `Expansion` computes its steps. Followers vary it: a `Scorer` scores finished hypotheses,
+a `Selection` chooses which candidates end and which continue, and those that `SearchBatch.rules` make ban tokens.
 
 Shapes: A active sentences, W live hypotheses of each (1 at first, then K), K beam size, C candidates of each (2 K, and
 those that the selection proposes), N = A * W rows of a step, S source positions, V' padded vocabulary.
@@ -19,38 +19,11 @@ from torch import Tensor
 from nmt.config import schema
 from nmt.config.errors import UserError
 from nmt.model.decoder import StateT
-from nmt.translate.search import (
-    Ending,
-    Flags,
-    Follower,
-    History,
-    Hypothesis,
-    Ids,
-    Limits,
-    LogProbs,
-    Mask,
-    Search,
-    SearchBatch,
-    distinct,
-    pack_top,
-    unpack,
-)
+from nmt.translate.expansion import CACHED_NUMBERS, Candidates, Expansion, RecordedSteps, Recorder, StepByStep
+from nmt.translate.search import Ending, Flags, Follower, History, Hypothesis, Limits, Search, SearchBatch
 
-CACHED_NUMBERS = 2**20  # a CPU computes this many log-probabilities at a time: 4 MiB, which fit its cache
 LEAST_COVERAGE = 1e-6  # lower limit of a source token's summed attention, whose logarithm is taken
 Fate = Literal["kept", "ended", "pruned"]
-
-
-class Candidates(NamedTuple):
-    """Hypotheses extended by one token, best first: (A, C). Impossible candidates have the log-probability -inf."""
-
-    log_probs: NDArray[np.float32]  # log-probability of the extended hypothesis
-    rows: Ids  # row of the hypothesis before the extension
-    tokens: Ids  # token that extends the hypothesis
-
-    def at(self, *index: Any) -> "Candidates":  # noqa: ANN401
-        """Index all fields."""
-        return Candidates(self.log_probs[index], self.rows[index], self.tokens[index])
 
 
 class Scorer(Follower):
@@ -123,6 +96,7 @@ def beam_search(
     *,
     scorer: Scorer,
     stop: Literal["beam", "exact"] = "beam",
+    recorder: Recorder | None = None,
     cached_numbers: int = CACHED_NUMBERS,
 ) -> list[list[Hypothesis]]:
     """Return up to `n_best` <= K distinct hypotheses per sentence, best first.
@@ -130,65 +104,42 @@ def beam_search(
     The search of a sentence stops when no live hypothesis can score above the sentence's n-th best finished one. With
     `stop` "beam" it also stops when K hypotheses have finished, although a live one might still score higher. Fewer
     than `n_best` hypotheses are returned only if fewer have a probability above 0.
+
+    recorder: records the steps; only for a plain `Selection` and a batch without `rules`.
     """
     limits, device = batch.limits, batch.device
     active = list(range(len(limits.max_lengths)))
-    next_log_probs, history = LogProbs(batch.symbols, device), History(batch)
+    running = np.ones(len(active), bool)  # whether the search of each active sentence goes on
+    history = History(batch)
     finished = _Finished(limits, scorer, n_best, selection.beam_size if stop == "beam" else math.inf)
     followers = [history, scorer, selection, *(make(len(active)) for make in batch.rules)]
-    state, scores = batch.state, torch.zeros(len(active), 1, device=device)
-    tokens = torch.full((len(active),), batch.symbols.bos, device=device)
+    expansion: Expansion = StepByStep(batch, selection, followers, cached_numbers)
+    if recorder is not None:
+        expansion = RecordedSteps(batch, selection.beam_size, recorder)
     for now in range(max(limits.max_lengths, default=0)):
-        output = batch.step(tokens, state)
-        history.add(scores.flatten(), output.weights)
-        scorer.attend(output.weights)
-        mask = Mask.of(batch, now, active, scores.shape[1], followers)
-        candidates = _best(output.logits, scores, next_log_probs, mask, selection, cached_numbers)
+        candidates, totals, weights = expansion.expand(now, active)
+        history.add(totals, weights)
+        scorer.attend(weights)
         ends, live = selection.choose(candidates)
+        ends &= running[:, None]
         finished.add(now, active, candidates, ends)
         best_live = np.fmax.reduce(live.log_probs, axis=1).tolist()
-        unfinished = [a for a, log_prob in enumerate(best_live) if finished.can_improve(active[a], log_prob)]
-        if not unfinished:
+        for a in running.nonzero()[0].tolist():
+            running[a] = finished.can_improve(active[a], best_live[a])
+        if not running.any():
             break
         remaining = None
-        if len(unfinished) < len(active):
+        if expansion.drops_ended and not running.all():
+            unfinished = running.nonzero()[0].tolist()
             remaining = torch.tensor(unfinished).to(device, non_blocking=True)
-            active = [active[a] for a in unfinished]
+            active, running = [active[a] for a in unfinished], running[unfinished]
             live = live.at(unfinished)
             selection.keep(unfinished)
-        parents, chosen = live.rows.ravel(), live.tokens.ravel()
-        followed = parents.tolist(), chosen.tolist()
+        parents, tokens = live.rows.ravel().tolist(), live.tokens.ravel().tolist()
         for follower in followers:
-            follower.advance(*followed)
-        state = output.state.branch(torch.from_numpy(parents).to(device, non_blocking=True), remaining)
-        tokens = torch.from_numpy(chosen).to(device, non_blocking=True)
-        scores = torch.from_numpy(live.log_probs).to(device, non_blocking=True)
+            follower.advance(parents, tokens)
+        expansion.follow(live, remaining)
     return history.hypotheses(finished.best())
-
-
-def _best(
-    logits: Tensor, scores: Tensor, next_log_probs: LogProbs, mask: Mask, selection: Selection, cached_numbers: int
-) -> Candidates:
-    """Find the best candidates of each sentence and those that the selection proposes.
-
-    logits: (N, V); scores: the log-probabilities of the live hypotheses (A, W).
-    """
-    (sentences, width), vocabulary, packed, more = scores.shape, 0, [], None
-    on_cpu = logits.device.type == "cpu"
-    chunk = max(1, cached_numbers // (width * logits.shape[1])) if on_cpu else sentences
-    for start in range(0, sentences, chunk):
-        part, rows = slice(start, start + chunk), slice(start * width, (start + chunk) * width)
-        log_probs = next_log_probs(logits[rows], mask.part(rows.start, rows.stop))
-        vocabulary = log_probs.shape[1]
-        totals = log_probs.view(-1, width, vocabulary).add_(scores[part, :, None]).flatten(1)
-        top = pack_top(totals, min(selection.candidates, totals.shape[1]))
-        more = selection.propose(totals, part)
-        packed.append(top if more is None else torch.cat([top, more], 1))
-    # The only synchronisation of a step: operations on the few candidates run on the CPU.
-    best = (packed[0] if len(packed) == 1 else torch.cat(packed)).cpu().numpy()
-    values, positions = unpack(best if more is None else distinct(best))
-    rows_of_sentence, tokens = np.divmod(positions, vocabulary)
-    return Candidates(values, rows_of_sentence + np.arange(0, sentences * width, width)[:, None], tokens)
 
 
 class _Finished:
@@ -277,7 +228,7 @@ class Node(NamedTuple):
     fate: Fate  # kept: in the beam after this step; ended: chose eos; pruned: neither
 
 
-class Recorder(Selection):
+class TreeSelection(Selection):
     """Records the beam search of one sentence. `steps` lists the candidates of each step: the kept ones, best first,
     then the others."""
 
@@ -330,14 +281,17 @@ class BeamSearch(Search[schema.Beam]):
         return self._search_with(batch, make_selection(self.beam_size, batch.symbols.eos), n)
 
     def tree(self, batch: SearchBatch[Any], n: int) -> tuple[list[list[Hypothesis]], list[list[Node]]]:
-        recorder = Recorder(self.beam_size, batch.symbols.eos, self._scorer, batch.shortlist)
-        return self._search_with(batch, recorder, n), recorder.steps
+        selection = TreeSelection(self.beam_size, batch.symbols.eos, self._scorer, batch.shortlist)
+        return self._search_with(batch, selection, n), selection.steps
 
     def _search_with(self, batch: SearchBatch[Any], selection: Selection, n: int) -> list[list[Hypothesis]]:
         scorer = self._scorer
         if self.settings.coverage_penalty:
             scorer = Coverage(scorer, self.settings.coverage_penalty, batch.lengths)
-        return beam_search(batch, selection, n, scorer=scorer, stop=self.settings.stop)
+        recorder = batch.recorder
+        if not self.settings.cuda_graphs or type(selection) is not Selection or batch.rules:
+            recorder = None
+        return beam_search(batch, selection, n, scorer=scorer, stop=self.settings.stop, recorder=recorder)
 
     def check_nbest(self, n: int) -> None:
         if n > self.beam_size:

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nmt.translate.beam import Candidates, Selection
+from nmt.translate.beam import Selection
+from nmt.translate.expansion import Candidates
 from nmt.translate.search import Bans, Flags, Follower, Ids, pack_at, pack_top
 
 Phrase = Sequence[int]

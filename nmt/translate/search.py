@@ -25,6 +25,7 @@ from nmt.model.decoder import StateT, Step
 
 if TYPE_CHECKING:
     from nmt.translate.beam import Node, Selection
+    from nmt.translate.expansion import Recorder
     from nmt.translate.phrases import Forbidden
     from nmt.translate.translator import Translation
 
@@ -73,6 +74,14 @@ class Limits:
     min_length: int
     max_lengths: list[int]  # each at least 1, and greater than the length of the prefix
     prefixes: Sequence[Sequence[int]] = ()  # empty, or one for each sentence
+
+    def forced_tokens(self, eos: int) -> Ids:
+        """Make a table (T, B) of the tokens that must follow at each step, -1 where several may."""
+        steps = np.arange(max(self.max_lengths, default=0))[:, None]
+        table = np.where(steps + 1 >= self.max_lengths, eos, -1)
+        for sentence, prefix in enumerate(self.prefixes):
+            table[: len(prefix), sentence] = prefix
+        return table
 
     def forced(self, step: int, sentence: int, eos: int) -> int | None:
         """Return the token that must follow at a step, counted from 0; None where several may."""
@@ -153,6 +162,7 @@ class SearchBatch(Generic[StateT]):
     rules: Sequence[Callable[[int], Follower]] = ()  # number of rows at the first step -> a follower that bans tokens
     selection: "Callable[[int, int], Selection] | None" = None  # beam size, eos -> Allocation; None without constraints
     shortlist: Sequence[int] | None = None  # token id at each position; None without a shortlist
+    recorder: "Recorder | None" = None  # records the steps on a GPU; None if they cannot be recorded
 
     def repeated(self, n: int) -> "SearchBatch[StateT]":
         """Repeat each sentence's state and limits n times, in neighbouring rows."""
@@ -296,9 +306,9 @@ def distinct(packed: Ids) -> Ids:
     return np.sort(packed, axis=1)
 
 
-def unpack(packed: Ids) -> tuple[NDArray[np.float32], Ids]:
+def unpack(packed: Tensor) -> tuple[Tensor, Tensor]:
     """Separate packed numbers of any shape into log-probabilities and positions."""
-    return -(packed >> _POSITION_BITS).astype(np.int32).view(np.float32), packed & _POSITIONS
+    return -(packed >> _POSITION_BITS).int().view(torch.float32), packed & _POSITIONS
 
 
 def _pack(log_probs: Tensor, positions: Tensor) -> Tensor:

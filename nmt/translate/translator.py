@@ -31,6 +31,7 @@ from nmt.model.checkpoints import load_runs
 from nmt.model.seq2seq import Ensemble, Seq2Seq
 from nmt.ops.draws import sentence_keys
 from nmt.ops.layers import evaluation_mode, loop
+from nmt.system.cuda_graphs import CUDARecorder
 from nmt.system.distributed import ProcessGroup
 from nmt.system.machine import Machine, retry_in_halves
 from nmt.system.run import RunDirectory, load_config
@@ -145,6 +146,7 @@ class Translator:
         self.model, self.tokenizers, self.machine, self.seed = model, tokenizers, machine, seed
         self.shortlist = shortlist
         self._prepared = PreparedModels(model, machine)
+        self._recorder = None if machine.device.type != "cuda" else CUDARecorder(machine.device)
         self.use_search(settings)
         self.reseed()
 
@@ -469,7 +471,15 @@ class Translator:
                 () if forbidden is None else (partial(Watch, forbidden),),
                 selection,
                 None if shortlist is None else shortlist.tolist(),
+                None if steering is not None else self._usable_recorder(),
             )
+
+    def _usable_recorder(self) -> CUDARecorder | None:
+        """Return the recorder of steps; None without a GPU, after a failure, or if a model counts its steps."""
+        attentions = [model.decoder.attention for model in self.model.models]
+        if any(attention is not None and attention.counts_steps for attention in attentions):
+            return None
+        return self._recorder if self._recorder is not None and self._recorder.usable else None
 
     def _limits(self, lengths: Sequence[int], prefixes: Sequence[Sequence[int]]) -> Limits:
         """Return the length limits for sentences of these numbers of source tokens."""

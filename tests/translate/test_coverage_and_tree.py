@@ -14,7 +14,7 @@ from search_toy import search as configured
 from torch import Tensor
 
 from nmt.model.decoder import StepOutput
-from nmt.translate.beam import Node, Recorder, Scorer, beam_search
+from nmt.translate.beam import Node, Scorer, TreeSelection, beam_search
 from nmt.translate.search import Hypothesis, Limits
 
 AVERAGE = Scorer("average", 1.0)
@@ -116,7 +116,7 @@ PENALTY = Scorer("average", 0.7)
 
 
 def grown(seed: int, beam: int, limits: Limits, n: int = 1) -> tuple[list[Hypothesis], list[list[Node]]]:
-    recorder = Recorder(beam, EOS, PENALTY, None)
+    recorder = TreeSelection(beam, EOS, PENALTY, None)
     batch = batch_of(Toy(seed, vocabulary=9), limits, [seed])
     (hypotheses,) = beam_search(batch, recorder, n, scorer=PENALTY)
     return hypotheses, recorder.steps

@@ -162,6 +162,9 @@ class Beam(SearchLimits):
     alpha: LengthExponent
     coverage_penalty: NonNegative
     stop: Literal["beam", "exact"]
+    cuda_graphs: Annotated[bool, Meaning.NO_EFFECT] = (
+        True  # the default lets runs load that were saved before this key existed
+    )
 
 
 class Sampling(SearchLimits):
