@@ -49,6 +49,7 @@ GROUPS = {  # page -> groups on it, which are folders of configs/
     "hydra": ["hydra/launcher", "hydra/sweeper"],
 }
 COMMANDS = ("evaluate", "translate", "compare", "serve", "export")
+SEARCHING = ("evaluate", "translate", "serve")  # the commands with the group `search`
 
 
 class Key(NamedTuple):
@@ -262,7 +263,8 @@ def group_section(group: str, configs: Path, types: Types, meanings: dict[str, s
             for each in file.base
         ]
         if bases:
-            parts.append(f"It has {', '.join(bases)}{', and:' if file.keys else '.'}\n")
+            added = ", and:" if all(each.startswith("_") for each in file.base) else ", with these changes:"
+            parts.append(f"It has {', '.join(bases)}{added if file.keys else '.'}\n")
         if group == "experiment":
             parts.append(f"```yaml\n{path.read_text(encoding='utf-8').strip()}\n```\n")
         elif file.keys:
@@ -311,7 +313,7 @@ def pages(configs: Path) -> dict[str, str]:
         found[f"{page}.md"] = f"# {page.capitalize() if page != 'hydra' else 'Launchers and sweepers'}\n\n{text}"
     for command in COMMANDS:
         file = read(configs / f"{command}.yaml", configs)
-        more = "" if command == "compare" else "\n`search=...` and its values are those of [search](search.md).\n"
+        more = "\n`search=...` and its values are those of [search](search.md).\n" if command in SEARCHING else ""
         found[f"{command}.md"] = (
             f"# nmt-{command}\n\n{_escaped(file.comment)}\n{more}\n{table(file.keys, types[command], meanings)}\n"
         )
