@@ -26,6 +26,7 @@ from nmt.system.processes import agent_store, has_agent, rank, started_in_group
 
 T = TypeVar("T")
 S = TypeVar("S", Sequence[Any], NDArray[Any])
+Number = TypeVar("Number", int, float)
 PORT = "nmt/port"  # key in torchrun's store: the port of the store that rank 0 opens
 MAX_WAIT = timedelta(days=7)  # how long a process waits for another one
 
@@ -140,7 +141,7 @@ class ProcessGroup:
         """Wait until all processes have called this."""
         self.everywhere(lambda: None)
 
-    def largest(self, number: int) -> int:
+    def largest(self, number: Number) -> Number:
         """Return the maximum of the numbers that the processes pass."""
         return number if self.size == 1 else max(self._exchange(lambda: number))
 

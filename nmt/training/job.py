@@ -9,7 +9,7 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -53,6 +53,8 @@ log = logging.getLogger(__name__)
 # Settings of a dry run.
 TIMED_SECONDS = 5.0  # updates are timed for about this long
 MOST_UPDATES = 500  # largest number of updates that are timed
+GAIN = 1.05  # batches are doubled as long as the speed grows by this factor
+MEMORY_SHARE = 0.8  # share of a GPU's memory that batches may take
 CANDIDATES = 1_000  # number of batches, from the start of the shuffled epoch, among which the largest is found
 PAIRS = 32  # sentence pairs of the timed validation
 MINUTE = 60  # seconds
@@ -324,6 +326,7 @@ class Costs(NamedTuple):
     update: float  # mean seconds of an update
     tokens: float  # mean target tokens of an update
     pair: float  # mean seconds of a validation per sentence pair
+    rates: list[float]  # target tokens per second with batches of 1, 2, 4, ... times the configured size
 
 
 def dry_run(
@@ -349,11 +352,13 @@ def dry_run(
         trainer, preparation = setup.trainer, time.perf_counter() - began
         try:
             with trainer.signals:
-                costs = Costs(preparation, *_time_updates(trainer, TIMED_SECONDS), _time_validation(setup))
+                update, tokens = _time_updates(trainer, TIMED_SECONDS)
+                peak = job.group.largest(peak_memory(job.machine.device))
+                pair = _time_validation(setup)
                 ideal = job.group.on_main(lambda: ideal_seconds(trainer, cache))
+                costs = Costs(preparation, update, tokens, pair, _time_larger_batches(setup, update, tokens))
         except Interrupted as stop:
             return 128 + stop.signum
-        peak = job.group.largest(peak_memory(job.machine.device))
         if job.group.is_main:
             print("\n".join(cost_report(setup, costs, peak, ideal)))
     return 0
@@ -377,6 +382,49 @@ def _time_updates(trainer: Trainer, seconds: float) -> tuple[float, float]:
         _updates(trainer, 2 * count)
     spent, tokens = _updates(trainer, count)
     return spent / count, tokens / count
+
+
+def _time_larger_batches(setup: Setup, seconds: float, tokens: float) -> list[float]:
+    """Measure the target tokens per second of batches of 1, 2, 4, ... times the configured size; see `doubled_rates`.
+
+    seconds, tokens: of an update of the configured size. Sizes that may take too much time or memory are left out.
+    """
+    trainer, group, device = setup.trainer, setup.job.group, setup.job.machine.device
+    configured, updates = trainer.batches, 2 if trainer.graphed is None else 3
+    memory = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else math.inf
+
+    def measure(factor: int) -> float | None:
+        batches = make_batches(setup.corpus, "train", with_batches_of(setup.job.config, factor))
+        plan = batches.epoch(0)
+        too_slow = group.largest(factor * seconds) * updates > 2 * TIMED_SECONDS
+        if too_slow or len(plan) == 1 or group.largest(2 * peak_memory(device) / memory) > MEMORY_SHARE:
+            return None
+        # The first update allocates memory; with CUDA graphs, the second one records.
+        trainer.batches, trainer.plan, trainer.batch_index = batches, [plan[0]] * updates, 0
+        _updates(trainer, updates - 1)
+        spent, tokens = _updates(trainer, 1)
+        return tokens / group.largest(spent)
+
+    rates = doubled_rates(tokens / seconds, measure)
+    trainer.batches = configured
+    return rates
+
+
+def doubled_rates(first: float, measure: Callable[[int], float | None]) -> list[float]:
+    """Measure rates with factors 2, 4, 8, ... until one gains little over the one before, or `measure` returns None."""
+    rates = [first]
+    while (rate := measure(2 ** len(rates))) is not None:
+        rates.append(rate)
+        if rate < GAIN * rates[-2]:
+            break
+    return rates
+
+
+def with_batches_of(config: schema.TrainConfig, factor: int) -> schema.TrainConfig:
+    """Multiply the limits of a batch, training.batch_tokens and training.batch_sentences, by a factor."""
+    limits = {key: getattr(config.training, key) for key in ("batch_tokens", "batch_sentences")}
+    changes = {key: None if limit is None else factor * limit for key, limit in limits.items()}
+    return config.model_copy(update={"training": config.training.model_copy(update=changes)})
 
 
 def _attention_size(trainer: Trainer, indices: Indices) -> int:
@@ -441,12 +489,25 @@ def cost_report(setup: Setup, costs: Costs, peak: int, ideal: float) -> list[str
         f"{kind}: {peak / GIB:.2f} GiB at peak{f', in each of {group.size} processes' if group.size > 1 else ''}",
         f"update: {duration(costs.update)}, {costs.tokens / costs.update:,.0f} target tokens per second",
         f"utilisation: {costs.tokens * ideal / (costs.update * group.size):.0%} of the rate of a large matrix product",
+        batch_line(config, costs.rates),
         f"epoch: {duration(epoch * costs.update)} (updates: {epoch:,})",
         f"validation: {duration(validation)}",
         f"run: {'at most ' if config.validation.patience else ''}{duration(seconds)} (updates: {total:,}, "
         f"epochs: {total / epoch:.3g}, validations: {validations}, and the final evaluation)",
         "dry run: found no errors, and leaves nothing behind",
     ]
+
+
+def batch_line(config: schema.TrainConfig, rates: Sequence[float]) -> str:
+    """Write the line that names the smallest batch with half of the best rate, and all measured rates."""
+    sizes = [with_batches_of(config, 2**power).training for power in range(len(rates))]
+    enough = sizes[next(power for power, rate in enumerate(rates) if rate >= max(rates) / 2)]
+    measured = ", ".join(f"{rate:,.0f} with {size.batch_tokens:,}" for size, rate in zip(sizes, rates, strict=True))
+    sentences = "null" if enough.batch_sentences is None else enough.batch_sentences
+    return (
+        f"batch: training.batch_tokens={enough.batch_tokens} training.batch_sentences={sentences} reaches half of the "
+        f"best measured rate (target tokens per second: {measured})"
+    )
 
 
 def validations_of(config: schema.TrainConfig, epoch: int, total: int) -> int:
