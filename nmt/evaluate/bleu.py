@@ -47,10 +47,14 @@ class ScoreSettings:
     lowercase: bool
 
 
-def tokenizer_for(language: str) -> str:
-    """Return sacreBLEU's tokenizer for a target language code such as "de", "zh-CN" or "jpn_Jpan"."""
-    primary = language.lower().replace("_", "-").partition("-")[0]
-    return _TOKENIZER_OF_LANGUAGE.get(primary, "13a")
+def tokenizer_for(languages: str) -> str:
+    """Return sacreBLEU's tokenizer for a target language code such as "de", "zh-CN" or "jpn_Jpan".
+
+    For several codes, separated by commas, returns their common tokenizer, or 13a if they have different tokenizers.
+    """
+    codes = languages.lower().replace("_", "-").split(",")
+    tokenizers = {_TOKENIZER_OF_LANGUAGE.get(code.partition("-")[0], "13a") for code in codes}
+    return tokenizers.pop() if len(tokenizers) == 1 else "13a"
 
 
 @dataclass(frozen=True)

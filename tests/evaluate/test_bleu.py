@@ -90,6 +90,8 @@ def test_missing_extra_names_the_remedy(language: str, monkeypatch: pytest.Monke
         (["ja", "ja-JP", "jpn_Jpan"], "ja-mecab"),
         (["ko", "KO_kr", "kor"], "ko-mecab"),
         (["de", "en-GB", "fr", "", "jav", "kok"], "13a"),
+        (["zh-CN,zh_TW", "zh,cmn"], "zh"),  # several target languages
+        (["zh-CN,de", "de,zh-CN", "zh,de", "zh-CN,ja", "de,fr"], "13a"),
     ],
 )
 def test_tokenizer_of_language(codes: list[str], tokenizer: str) -> None:
