@@ -48,7 +48,7 @@ Comparison = dict[str, Any]
 
 
 class Ranking(NamedTuple):
-    """The metric that ranks systems and is tested; with COMET as the metric also its model."""
+    """The metric that ranks systems and is tested, and the COMET model if this metric is COMET."""
 
     metric: Metric = "bleu"
     comet: Comet | None = None
@@ -199,7 +199,8 @@ class Field:
         """Compute the uncertainty of a system's mean score, by the metric that ranks.
 
         The key that ends in `_ci` holds half the width of the 95 % interval. The one that ends in `_sentence_sd` holds
-        the standard deviation of a run's score over bootstrap samples of the sentences (s_sel of Clark et al. 2011).
+        the standard deviation of a run's score over bootstrap samples of the sentences (s_sel of Clark et al. 2011), as
+        a mean over the runs.
         """
         metric, scores, rows = self.ranking.metric, self._scores(system), self._of(system)
         samples = self._bootstrap[metric][rows]
@@ -298,7 +299,7 @@ def compare(
     bootstrap_samples: int,
     randomisation_trials: int,
 ) -> Comparison:
-    """Score and rank systems, and test their differences from the baseline, or with baseline=all those of all pairs.
+    """Score and rank systems, and test their differences from the baseline, or of all pairs if `baseline` is "all".
 
     `baseline` is the name of a system. Without it, the best system is the baseline; p is then corrected for all pairs,
     because the tested scores have chosen the baseline. `sentences` are the numbers of example sentences, from 1; if it
@@ -417,13 +418,13 @@ def _system_row(system: System, field: Field, held_out: HeldOut, budget: Budget)
 
 
 def _bleu_by_length(runs: Sequence[Counts], sources: Sequence[str], parts: int) -> list[Comparison]:
-    """Compute the mean BLEU of runs for `parts` ranges of source length. `runs` are BLEU statistics (N, 10)."""
+    """Compute the mean BLEU of runs for up to `parts` ranges of source length. runs: each run's statistics (N, 10)."""
     buckets = zip(*(score_by_length(counts, sources, parts) for counts in runs), strict=True)
     return [{**bucket[0], "bleu": _rounded(fmean(part["bleu"] for part in bucket))} for bucket in buckets]
 
 
 def _mean_curve(entries: Sequence[Entry]) -> list[dict[str, float | None]]:
-    """Average the learning curves of runs: at each number of updates over the runs that have a validation there."""
+    """Average the learning curves of runs: at each number of updates, over the runs that have a validation there."""
     points: dict[int, list[Validation]] = {}
     for entry in entries:
         for point in entry.training.curve:

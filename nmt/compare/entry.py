@@ -61,7 +61,7 @@ class Validation(NamedTuple):
 
 @dataclass(frozen=True)
 class Training:
-    """The training of a run, as its manifest and metrics.jsonl record it; a field without a record is None."""
+    """The training of a run, as its manifest and metrics.jsonl record it; a field without a record is None or empty."""
 
     seconds: float | None = None  # duration of all updates, without validations
     updates: int | None = None
@@ -109,26 +109,26 @@ class Training:
 
     @property
     def cost(self) -> float | None:
-        """The seconds that all updates take at the run's usual speed, `update_seconds`."""
+        """Compute the seconds that all updates take at the run's usual speed, `update_seconds`; None if unknown."""
         return self.updates * self.update_seconds if self.updates and self.update_seconds else None
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One output to compare. If only the output of a system is known, all other fields are None or empty."""
+    """One output to compare. Of a system that is not a run, all fields but name and output are None or empty."""
 
     name: str  # the run's directory, or the system's name
     hypotheses: Sequence[str]
     seed: int | None = None
-    config: str = ""  # equal for runs that differ only in seed, machine and the location of the same data
-    choices: Mapping[str, Any] = field(default_factory=dict)  # groups and keys set by the user
+    config: str = ""  # digest, equal for runs that differ only in seed, machine and the location of the same data
+    choices: Mapping[str, Any] = field(default_factory=dict)  # group choices and overrides, by key
     aer: float | None = None  # percent
     parameters: int | None = None
     training: Training = field(default_factory=Training)
     sentences_per_second: float | None = None
     word_weights: Path | None = None  # file with the attention between words
     statistics: Path | None = None  # file with the sentence statistics of the output
-    counted: Counted | None = None  # sentence statistics of the output, if they are known without that file
+    counted: Counted | None = None  # sentence statistics of the output, if they are known without the file `statistics`
     explained: Mapping[str, Any] = field(default_factory=dict)  # figures of nmt.explain.faithfulness, by name
 
 
@@ -235,9 +235,9 @@ def _read_training(run: RunDirectory) -> tuple[dict[str, Any], ScoreSettings, st
 
 
 def read_settings(values: Mapping[str, Any]) -> ScoreSettings:
-    """Read the score settings of a run with this configuration, for all its target languages together.
+    """Make the score settings of a run from its saved configuration. All its target languages share one tokenizer.
 
-    Raises KeyError or TypeError if a value is missing.
+    Raises KeyError or TypeError if a value is missing, and UserError if one is invalid or the tokenizer is unavailable.
     """
     data = values["data"]
     languages = ",".join(dict.fromkeys(corpus["target_lang"] for corpus in data.get("corpora") or [data]))
@@ -283,7 +283,7 @@ def _machine(manifest: Mapping[str, Any]) -> str:
 
 def _measure(value: Any) -> Any:  # noqa: ANN401
     """Return a duration, rate, score or count unchanged, also None. Raises ValueError if it is out of range."""
-    if value is not None and not 0 <= value <= 1e15:  # noqa: PLR2004  # sums and products are finite
+    if value is not None and not 0 <= value <= 1e15:  # noqa: PLR2004  # so sums and products stay finite
         raise ValueError(f"{value!r} is out of range")
     return value
 

@@ -51,7 +51,7 @@ CELL_INK = "#15191e"  # colour of text on SHADES, which are the same in both the
 WIDTH = 8.6  # width of a picture in inches
 FONT, LINE = 8.5, 12.0  # size of a name and height of its line, in points
 DPI = 200
-MAX_NAME = 30  # characters of a name
+MAX_NAME = 30  # most characters of a name
 CENTRAL = 0.9  # share of the systems that decides the limits of an axis; systems beyond are drawn at its edge
 SVG = "http://www.w3.org/2000/svg"
 Drawn = tuple[str, Figure, Mapping[str, Sequence[str]]]  # title, figure and hints of a Picture
@@ -400,7 +400,7 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> set[int]:
 
 
 def _staircase(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the corners of a line through points from left to right whose parts are horizontal or vertical."""
+    """Return the corners of a staircase through points, from left to right: its parts are horizontal or vertical."""
     corners = [points[0]]
     for (_, before), (x, y) in pairwise(points):
         corners += [(x, before), (x, y)]

@@ -93,7 +93,7 @@ def compare_runs(
 
 
 def write_comparison(runs: Sequence[str], output: Path, *, markdown: bool = False, **settings: Any) -> str:  # noqa: ANN401
-    """Compare as `compare_runs`, write all files to `output`, and return the tables to print."""
+    """Compare as `compare_runs` does, write all files to `output`, and return the tables to print."""
     comparison = compare_runs(runs, **settings)
     write_files(comparison, output)
     return tables(comparison, table.markdown if markdown else table.terminal)

@@ -50,9 +50,9 @@ class Evaluation(NamedTuple):
 
 
 def score_settings(config: schema.Evaluation, target_lang: str) -> ScoreSettings:
-    """Make the settings of BLEU, with sacreBLEU's tokenizer for the target language if tokenize=auto.
+    """Make the settings of BLEU. With tokenize=auto, `tokenizer_for` chooses the tokenizer by `target_lang`.
 
-    Tries them once, so that an unavailable tokenizer raises UserError before training.
+    Tries the settings once, so that an unavailable tokenizer raises UserError before training.
     """
     automatic = config.tokenize == "auto"
     settings = ScoreSettings(tokenizer_for(target_lang) if automatic else config.tokenize, config.lowercase)
@@ -142,7 +142,7 @@ def align(
     gold: Sequence[str] | None,
     progress: Progress | None = None,
 ) -> ReferenceAlignment | None:
-    """Align references to sources by the attention weights of forced decoding; return None if the model has none.
+    """Align references to sources by the attention weights of forced decoding; return None without attention.
 
     Computes AER, precision and recall (Och and Ney 2003) if `gold` alignments are given.
     """

@@ -17,10 +17,10 @@ difference D of the means has the t statistic
     D = mean(a) - mean(b),    Var(D) = s_a^2 / n_a + s_b^2 / n_b + v,    t = D / sqrt(Var(D)),
 
 where s_a^2 and s_b^2 are the variances between a system's scores, and v is the variance of D over bootstrap samples of
-the sentences with the same outputs. The degrees of freedom are Satterthwaite's (1946). Var(D) is a little too large:
-some seeds happen to suit the chosen sentences, and both s^2 and v contain this variance. With few seeds the estimates
-s^2 are so uncertain that the test exceeds its level without this excess: docs/comparison.md has the figures of a
-simulation.
+the sentences, with the outputs unchanged. The degrees of freedom are Satterthwaite's (1946). Var(D) is a little too
+large: some seeds happen to suit the chosen sentences, and both s^2 and v contain this variance. With few seeds the
+estimates s^2 are so uncertain that the test exceeds its level without this excess: docs/comparison.md has the figures
+of a simulation.
 
 A system with one seed takes s^2 from the other system. If both have one seed, nothing is known of the variance between
 seeds: Var(D) = v, and the two paired tests decide.
@@ -277,7 +277,7 @@ def difference(a: Sequence[float], b: Sequence[float], covariance: Floats, sente
     variances = [
         (_variance(x), _unshared_variance(block)) for x, block in zip((a, b), blocks, strict=True) if len(x) > 1
     ]
-    # One value for A and one for B. If one of them has a single seed, it takes the value of the other system.
+    # `between` and `unshared` have a value for A and one for B. A system with one seed takes the other system's values.
     between, unshared = zip(variances[0], variances[-1], strict=True)
     if 1 in counts:
         parts = [(between[0] * (1 / counts[0] + 1 / counts[1]), max(counts) - 1)]
@@ -302,7 +302,7 @@ def _variance(scores: Sequence[float]) -> float:
 
 
 def _unshared_variance(block: Floats) -> float:
-    """Compute the variance from the choice of sentences that a seed does not share with other seeds of its system.
+    """Compute the part of a seed's variance over bootstrap samples that other seeds of its system do not share.
 
     It is the mean variance of a seed minus the mean covariance of two seeds, at least 0. block: covariance (n, n) of
     the scores of n seeds over bootstrap samples of the sentences.

@@ -231,7 +231,7 @@ class Connection(H11Protocol):
     request forever."""
 
     def __init__(self, seconds: float, **of_uvicorn: Any) -> None:  # noqa: ANN401
-        """seconds: the time within which the headers of the next request must arrive."""
+        """seconds: the time between two checks. Headers may take at least this time, and at most twice as long."""
         super().__init__(**of_uvicorn)
         self.seconds = seconds
 
@@ -246,7 +246,8 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def _close_if_idle(self) -> None:
-        """Close the connection if no request has arrived since the last check; else plan the next check."""
+        """Close the connection if its last request is answered and no other has arrived since the last check; else plan
+        the next check."""
         answered = self.cycle is None or self.cycle.response_complete
         if answered and self.cycle is self._checked:
             self.transport.close()

@@ -44,7 +44,7 @@ class _Job:
     key: Hashable  # jobs with equal keys may share a batch; a job with the key None shares none
     item: Any  # what `work` gets for this job
     tokens: int  # number of tokens of the item
-    most_tokens: int  # largest size of a batch with this job: its number of jobs times the tokens of its longest job
+    most_tokens: int  # largest size of a batch that begins with this job: number of jobs x tokens of the longest
     arrived: float = field(default_factory=time.monotonic)
     future: "Future[Any]" = field(default_factory=Future)
 

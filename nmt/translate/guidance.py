@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from nmt.translate.translator import Translator
 
 log = logging.getLogger(__name__)
-ROUNDING = 1e-3  # given attention weights may sum to this much more than 1
-HYPHENS, JOINERS = "-\u2010\u2011", "_\u200c\u200d"  # characters that join words, or the letters of one word
-WORDS = re.compile("w+(?:-w+)*|[-.]")  # matches a word in a text of which `_kind` has replaced each character
+ROUNDING = 1e-3  # the user's attention weights of a step may sum to at most 1 plus this
+HYPHENS, JOINERS = "-\u2010\u2011", "_\u200c\u200d"  # HYPHENS join words, JOINERS the letters of one word
+WORDS = re.compile("w+(?:-w+)*|[-.]")  # matches a word or a lone sign, in the string of the `_kind` of each character
 
 
 class Controls(TypedDict, total=False):
@@ -58,8 +58,8 @@ def make_guidance(
 ) -> Guidance:
     """Encode the controls of these lines, whose tokens are `sources`.
 
-    Warnings number the lines from `first_line`. Raises UserError for controls that the search method or the model does
-    not support.
+    Warnings number the lines from `first_line`. Raises UserError for controls that are wrong or that the search method
+    or the model does not support, and TypeError for a string in place of a list of phrases.
     """
     guidance = steer(translator, [source for source in sources if len(source) > 1], controls.get("attend"))
     if not controls.keys() - {"attend"}:
@@ -71,7 +71,7 @@ def make_guidance(
     wanted = [_counted(phrases) for phrases in controls.get("constraints") or [[]] * len(lines)]
     if pairs := controls.get("glossary"):
         glossary = _glossary(tuple(pairs.items()), tokenizers.source.lowercase)
-        # A phrase that constraints and glossary both name must appear as often as the one that names it more often.
+        # If constraints and glossary both name a phrase, the larger of its two counts holds.
         wanted = [counts | _counted(glossary.targets(line)) for counts, line in zip(wanted, lines, strict=True)]
     starts: Sequence[str | Sequence[str]] = controls.get("prefixes") or [controls.get("prefix", "")] * len(lines)
     prefixes, constraints = [], []
@@ -89,7 +89,7 @@ def make_guidance(
 
 
 def _check(controls: Controls, lines: int, translator: "Translator") -> None:
-    """Raise an error for controls of a wrong form, or that the search method does not support."""
+    """Raise UserError or TypeError for controls that are wrong or that the search method does not support."""
     method, constraints, prefix = translator.method, controls.get("constraints") or [], controls.get("prefix", "")
     if (any(constraints) or controls.get("glossary")) and not method.takes_constraints:
         raise UserError(
@@ -114,9 +114,9 @@ def _encode(
     phrases: Mapping[str, int],
     forbidden: Forbidden | None,
 ) -> tuple[list[int], list[list[int]], list[str]]:
-    """Encode a line's prefix and its constraints, each as often as it must appear.
+    """Encode a line's prefix and its constraints. Each constraint is listed as often as it must appear.
 
-    The third result says of each impossible prefix or constraint, which is left out, why it is impossible.
+    An impossible prefix or constraint is left out, and the third result, a list of messages, says why.
     """
     target, limit = translator.tokenizers.target, translator.limit(len(source))
     if len(source) == 1:
@@ -143,7 +143,7 @@ def _encode(
 
 
 def _problem(tokens: Sequence[int], target: Tokenizer, forbidden: Forbidden | None) -> str | None:
-    """Say why no translation can contain these tokens; None if it can."""
+    """Say why no translation can contain these tokens; None if a translation can."""
     if not tokens:
         return "is empty"
     if target.unk in tokens:

@@ -93,9 +93,10 @@ def draw_alignment(
     """Draw weights (T, S) in [0, 1] as T x S square cells, labelled with tokens.
 
     Tokens are words or SentencePiece pieces; a piece that continues a word is shown as "•piece". `meaning` labels the
-    colour bar. The figure grows with up to 60 tokens on its longer side, and again, with smaller cells, from 96 to 175.
-    Otherwise the cells shrink. Only every n-th label is shown if all would overlap. Raises ValueError if the matrix is
-    empty or does not match the tokens.
+    colour bar. Up to 60 tokens on its longer side, the figure grows at the full size of cells. Then the cells shrink
+    instead, up to 96 tokens; the figure grows again up to 175 tokens, and beyond them the cells shrink further. Only
+    every n-th label is shown if all would overlap. Raises ValueError if the matrix is empty or does not match the
+    tokens.
     """
     if weights.shape != (len(target), len(source)) or not weights.size:
         raise ValueError(
@@ -184,7 +185,7 @@ def token_labels(tokens: Sequence[str]) -> list[str]:
             if words[position] == words[position - 1]:
                 labels[position] = CONTINUATION + labels[position]
     labels = [label if len(label) <= MAX_LABEL_LENGTH else f"{label[: MAX_LABEL_LENGTH - 1]}…" for label in labels]
-    # A label without a letter, such as "•.", has no direction. A mark gives it that of the text.
+    # A label without a letter, such as "•.", has no direction. In a right-to-left text, a mark gives it one.
     if _direction("".join(labels)) == "right to left":
         labels = [label if _direction(label) else label + RIGHT_TO_LEFT_MARK for label in labels]
     return labels

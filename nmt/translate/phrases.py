@@ -5,8 +5,8 @@ tokens form a bank, and the slots of the beam are divided among the banks (Post 
 automaton of Knuth, Morris and Pratt, so that phrases may overlap, repeat or start alike, and all sentences advance
 together in a few array operations (Hu et al. 2019).
 
-Shapes: A active sentences, W live hypotheses of each, K beam size, C candidates of each, P distinct phrases of a
-sentence, V vocabulary, V' padded vocabulary.
+Shapes: A active sentences, W live hypotheses and C candidates of each sentence, P distinct phrases of a sentence, V
+vocabulary.
 """
 
 from collections import Counter
@@ -88,8 +88,8 @@ class Automata:
     def banks(self, states: Ids, totals: Ids) -> Ids:
         """Count the constraint tokens that each candidate has met: states (A, C, P), `totals` (A,) -> (A, C).
 
-        Of the phrases that are met in part, only the one with the most tokens counts. So its next token always leads to
-        a higher bank.
+        Of the phrases that are met in part, only the one with the most tokens met counts. So its next token always
+        leads to a higher bank.
         """
         met = self._done[states].sum(-1) + self._matched[states].max(-1)
         return np.where(self.satisfied[states].all(-1), totals[:, None], met)
@@ -150,8 +150,8 @@ class Allocation(Selection):
         return rows, [self.eos] * len(rows)
 
     def propose(self, totals: Tensor, part: slice) -> Tensor:
-        """Propose several extensions of each hypothesis: the best one, eos, and of each phrase that is not met the
-        expected token and the first token."""
+        """Propose several extensions of each hypothesis: the best one, eos, and for each unmet phrase its expected
+        token and its first token."""
         states = self._states[part]
         sentences, width, _ = states.shape
         size = totals.shape[1] // width
@@ -243,7 +243,7 @@ class Forbidden:
         return tuple(self._bans.get("", ()))
 
     def within(self, vocabulary: Ids) -> Self:
-        """Replace tokens by their positions in a vocabulary, which is ascending. Other tokens are left out."""
+        """Replace each token by its position in a vocabulary, and leave out the tokens that the vocabulary lacks."""
         position = {token: i for i, token in enumerate(vocabulary.tolist())}
         edges = {(text, position[t]): longer for (text, t), longer in self._edges.items() if t in position}
         bans = {text: [position[t] for t in tokens if t in position] for text, tokens in self._bans.items()}

@@ -24,7 +24,7 @@ from nmt.system.machine import Machine
 
 MIN_ROWS = 32  # least number of rows of a step for which it pays to pack a shortlist's part of the output table
 MAX_PREPARED = 4  # prepared models that are kept, one for each beam size
-MAX_TABLE = 2**26  # numbers in `Words.table`; if there were more, each step computes the products of its words
+MAX_TABLE = 2**26  # most numbers in `Words.table`; without a table, each step computes the products of its words
 
 
 class Words(NamedTuple):
@@ -46,11 +46,11 @@ class Words(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SearchProducts(Products):
-    """The products for all searches. Words (N, G + R) and contexts (N, C + R) are already multiplied with the
-    parameters of the gates and the readout."""
+    """The products of a prepared model, made once for all searches. Words (N, G + R) and contexts (N, C + R) arrive
+    already multiplied with the parameters of the gates and the readout."""
 
     words: Words
-    output: OutputLayer  # with a shortlist, of its L tokens alone
+    output: OutputLayer  # parameters of the logits; with a shortlist, only those of its L tokens
     state: Weight  # (R, H): parameters of the readout for the output of the top layer
     feed: Weight | None  # (G, R): parameters of the gates for the previous readout; None if it is not fed back
     gates: int  # width G of the gates in a word's product
@@ -97,7 +97,9 @@ class SearchProducts(Products):
 class SearchAttention:
     """An attention whose contexts are multiplied with the parameters of the gates and the readout.
 
-    If several hypotheses share a memory, the memory is multiplied instead of the contexts, once for each sentence.
+    If several hypotheses share a memory, or if a prediction needs the product of every source position, the memory is
+    multiplied once for each sentence, instead of the contexts at every step. Contexts of several heads are
+    always multiplied at every step.
     """
 
     def __init__(
@@ -128,7 +130,7 @@ class SearchAttention:
 
 
 class SearchModel:
-    """Computes, step by step, what a Seq2Seq in evaluation mode computes with its parameters at construction.
+    """Computes, step by step, what a Seq2Seq in evaluation mode computes, until the Seq2Seq's parameters change.
 
     Construct and use it within the same precision (`Machine.autocast`).
     """

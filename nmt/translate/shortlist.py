@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 AUTO = "auto"
 SHORTLIST = "shortlist.safetensors"  # name of the file in a run
-MAX_CELLS = 2**25  # token pairs, over all sentence pairs and with repetitions, that are counted: about 1 GB
+MAX_CELLS = 2**25  # most token pairs that are counted, over all sentence pairs and with repetitions: about 1 GB
 ITERATIONS = 5  # of expectation maximisation
 PER_TOKEN = 16  # number of target tokens listed for each source token
 FREQUENT = 512  # number of frequent target tokens that every sentence may use
@@ -38,7 +38,7 @@ MOST = 0.75  # largest share of the vocabulary; a longer shortlist saves nothing
 
 class Shortlist:
     """Lists the target tokens that translate each source token, and those that every sentence may use: the special and
-    the most frequent ones   (Jean et al. 2015, 3; Mi et al. 2016)."""
+    the most frequent ones (Jean et al. 2015, 3; Mi et al. 2016)."""
 
     def __init__(self, candidates: Ids, ends: Ids, always: Ids, size: int) -> None:
         """candidates: target tokens, those of source token s at indices from ends[s - 1] to ends[s] - 1; always: target
@@ -64,7 +64,8 @@ class Shortlist:
 
         pairs: int64 (N,), distinct, each source token * V + target token; counts: (N,), may be expected counts; sizes:
         of the source and the target vocabulary. Every sentence may use the `special` and the `frequent` most frequent
-        target tokens. Of the other target tokens, each source token gets the `per_token` most frequent.
+        target tokens. Of the other target tokens, each source token gets up to `per_token`: those with the highest
+        counts, at least MIN_COUNT, among its pairs.
         """
         source, target = np.divmod(pairs, sizes[1])
         totals = np.bincount(target, counts, sizes[1])
@@ -105,7 +106,8 @@ class Shortlist:
 def load_shortlist(value: str, run: RunDirectory, config: schema.TrainConfig) -> Shortlist:
     """Load a shortlist from a path, or for "auto" from the run. If the run has none, make it and store it there.
 
-    Raises UserError if the training corpus has changed, or if a file is not a shortlist for the run's tokenizers.
+    Raises UserError if the run is an archive without a shortlist, if the training corpus has changed, or if a file is
+    not a shortlist for the run's tokenizers.
     """
     path = run.path / SHORTLIST if value == AUTO else user_path(value)
     tokenizers = Tokenizers.load(run.path, config.tokenizer.lowercase)

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from nmt.translate.shortlist import Shortlist
 
 EXTRA_TOKENS = 10  # a translation may be this much longer than search.max_ratio times its source
-MIN_THREAD_TOKENS = 1024  # work in source tokens x hypotheses per sentence for which another thread pays
+MIN_THREAD_TOKENS = 1024  # least work of a thread, in source tokens x hypotheses per sentence: less does not pay
 T = TypeVar("T")
 
 Progress = Callable[[int], object]  # called with the number of sentences just finished
@@ -59,8 +59,8 @@ class Translation:
     """One translation of one line."""
 
     text: str
-    # With search=beam, log_prob over its length penalty, plus the coverage score; with search=mbr, the mean utility.
-    # Otherwise log_prob itself.
+    # With search=beam, log_prob divided by its length penalty, plus the coverage score; with search=mbr, the mean
+    # utility. Otherwise log_prob itself.
     score: float
     log_prob: float  # natural logarithm of the probability of all `tokens`
     source_tokens: list[str]  # pieces of the source, </s> last
@@ -368,8 +368,8 @@ class Translator:
         """Divide sentences into batches of sentence indices. The longest come first, so that there is little padding.
 
         search.batch_tokens limits source tokens x hypotheses per sentence in a search for the n best translations; the
-        `workers` batches that are searched at the same time share it. Sentences without tokens are left out unless
-        `with_empty`. Sentences with constraints are not mixed with others in a batch.
+        `workers` batches that are searched at the same time share this limit. Sentences without tokens are left out
+        unless `with_empty`. Sentences with constraints are not mixed with others in a batch.
         """
         order = [i for i in range(len(sources)) if with_empty or len(sources[i]) > 1]
         order.sort(key=lambda i: -len(sources[i]))
@@ -410,7 +410,7 @@ class Translator:
             yield from pool.map(search_batch, batches)
         finally:
             pool.shutdown(cancel_futures=True)
-            torch.set_num_threads(threads)  # some libraries apply the pool's number to all threads
+            torch.set_num_threads(threads)  # some libraries apply the number that the pool sets to all threads
 
     def _threads(self, batches: Sequence[list[int]], sources: Sequence[list[int]], n: int, most: int) -> int:
         """Return how many threads, at most `most`, share each matrix product when one batch is searched at a time.
@@ -475,7 +475,7 @@ class Translator:
             )
 
     def _usable_recorder(self) -> CUDARecorder | None:
-        """Return the recorder of steps; None without a GPU, after a failure, or if a model counts its steps."""
+        """Return the recorder of steps; None without a GPU, after a failure, or if an attention counts the steps."""
         attentions = [model.decoder.attention for model in self.model.models]
         if any(attention is not None and attention.counts_steps for attention in attentions):
             return None
