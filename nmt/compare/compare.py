@@ -67,7 +67,7 @@ class Ranking(NamedTuple):
         return -1 if self.metric in LOWER_IS_BETTER else 1
 
     def sentence_scores(self, hypotheses: Sequence[str], held_out: HeldOut) -> Output:
-        """Compute the sentence statistics of COMET, (N, 2): each score, and the count 1. Empty for other metrics."""
+        """Compute the sentence statistics of COMET, (N, 2): a row (score, 1) for each. Empty for other metrics."""
         if self.comet is None:
             return {}
         scores = self.comet(held_out.sources, hypotheses, held_out.references)
@@ -299,7 +299,7 @@ def compare(
     bootstrap_samples: int,
     randomisation_trials: int,
 ) -> Comparison:
-    """Score and rank systems, and test their differences from the baseline, or of all pairs if `baseline` is "all".
+    """Score and rank systems, and test the difference of each from the baseline. With baseline="all", test all pairs.
 
     `baseline` is the name of a system. Without it, the best system is the baseline; p is then corrected for all pairs,
     because the tested scores have chosen the baseline. `sentences` are the numbers of example sentences, from 1; if it

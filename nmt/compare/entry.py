@@ -289,7 +289,7 @@ def _measure(value: Any) -> Any:  # noqa: ANN401
 
 
 def count_sentences(entry: Entry, held_out: HeldOut) -> Counted:
-    """Compute the sentence statistics of an output, or read them from the file beside it."""
+    """Return the sentence statistics of an output: from its entry, else from its file, else counted anew."""
     if entry.counted is not None:
         return entry.counted
     texts = entry.hypotheses, held_out.references, held_out.settings

@@ -231,7 +231,7 @@ class Connection(H11Protocol):
     request forever."""
 
     def __init__(self, seconds: float, **of_uvicorn: Any) -> None:  # noqa: ANN401
-        """seconds: the time between two checks. Headers may take at least this time, and at most twice as long."""
+        """seconds: the time between two checks. A request whose headers take twice as long is always too late."""
         super().__init__(**of_uvicorn)
         self.seconds = seconds
 
@@ -259,7 +259,8 @@ def run(app: ASGIApp, listening: socket.socket, connections: int, seconds: float
     """Serve until SIGTERM or Ctrl-C, then finish the requests in flight.
 
     connections: the number of connections that may be open at a time; requests on further connections are refused with
-    status 503. seconds: the time within which each request must arrive, and in which those in flight may finish.
+    status 503. seconds: the time between the checks of a `Connection`, and the time in which requests in flight may
+    finish.
     """
     protocol: Any = partial(Connection, seconds)
     config = uvicorn.Config(

@@ -93,9 +93,9 @@ def draw_alignment(
     """Draw weights (T, S) in [0, 1] as T x S square cells, labelled with tokens.
 
     Tokens are words or SentencePiece pieces; a piece that continues a word is shown as "•piece". `meaning` labels the
-    colour bar. Up to 60 tokens on its longer side, the figure grows at the full size of cells. Then the cells shrink
-    instead, up to 96 tokens; the figure grows again up to 175 tokens, and beyond them the cells shrink further. Only
-    every n-th label is shown if all would overlap. Raises ValueError if the matrix is empty or does not match the
+    colour bar. With up to 60 tokens on its longer side, the figure grows and cells have their full size. From 60 to 96
+    tokens the cells shrink instead, from 96 to 175 the figure grows again, and beyond that the cells shrink further.
+    Only every n-th label is shown if all would overlap. Raises ValueError if the matrix is empty or does not match the
     tokens.
     """
     if weights.shape != (len(target), len(source)) or not weights.size:
@@ -124,7 +124,7 @@ def draw_alignment(
 
 
 def _draw_grid(axes: Axes, rows: int, columns: int, points: float) -> None:
-    """Draw lines between the cells. points: the side of a cell."""
+    """Draw lines between the cells. points: the side of a cell, in points."""
     horizontal = [[(0, row), (columns, row)] for row in range(1, rows)]
     vertical = [[(column, 0), (column, rows)] for column in range(1, columns)]
     lines = LineCollection(horizontal + vertical, colors=GRID, linewidths=min(0.6, points / 40))
@@ -133,7 +133,7 @@ def _draw_grid(axes: Axes, rows: int, columns: int, points: float) -> None:
 
 def _label(axes: Axes, source: Sequence[str], target: Sequence[str], title: str, points: float) -> None:
     """Set the title, and label every row and column, or every n-th if all labels would overlap. points: the side of a
-    cell."""
+    cell, in points."""
     size = min(max(0.62 * points, MIN_FONT), MAX_FONT)
     step = math.ceil(1.2 * size / (points * math.sin(math.radians(LABEL_ANGLE))))
     slant: dict[str, Any] = {"rotation": LABEL_ANGLE, "rotation_mode": "anchor", "ha": "left", "va": "center"}

@@ -24,7 +24,7 @@ from nmt.system.machine import Machine
 
 MIN_ROWS = 32  # least number of rows of a step for which it pays to pack a shortlist's part of the output table
 MAX_PREPARED = 4  # prepared models that are kept, one for each beam size
-MAX_TABLE = 2**26  # most numbers in `Words.table`; without a table, each step computes the products of its words
+MAX_TABLE = 2**26  # largest size of `Words.table` in numbers; without it, each step computes the products of its words
 
 
 class Words(NamedTuple):

@@ -67,7 +67,8 @@ class MinimumBayesRisk(Search[schema.MinimumBayesRisk]):
             raise UserError(f"nbest={n}: more than the {size} candidates; set search.n_candidates={n}")
 
     def best(self, candidates: "list[Translation]", n: int) -> "list[Translation]":
-        """Choose the n distinct candidates with the greatest mean similarity to the others, their new score."""
+        """Choose the n distinct candidates with the greatest mean similarity to the others. This mean becomes their
+        score."""
         utilities = mean_utilities([candidate.text for candidate in candidates], self.settings.utility)
         scored: dict[str, Translation] = {}  # by text, as samples may repeat a translation
         for candidate, score in zip(candidates, utilities, strict=True):

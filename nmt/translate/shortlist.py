@@ -27,13 +27,13 @@ log = logging.getLogger(__name__)
 
 AUTO = "auto"
 SHORTLIST = "shortlist.safetensors"  # name of the file in a run
-MAX_CELLS = 2**25  # most token pairs that are counted, over all sentence pairs and with repetitions: about 1 GB
+MAX_CELLS = 2**25  # largest number of token pairs that are counted, with repetitions: about 1 GB
 ITERATIONS = 5  # of expectation maximisation
 PER_TOKEN = 16  # number of target tokens listed for each source token
 FREQUENT = 512  # number of frequent target tokens that every sentence may use
 MAX_BYTES = 2**30  # largest file that is read
 MIN_COUNT = 0.3  # a token pair needs this expected count in the training corpus to be listed
-MOST = 0.75  # largest share of the vocabulary; a longer shortlist saves nothing
+MOST = 0.75  # largest share of the vocabulary in a shortlist; a longer one saves nothing
 
 
 class Shortlist:

@@ -73,7 +73,7 @@ function secondsOf(header) {
   return Number.isFinite(seconds) ? Math.max(1, Math.ceil(seconds)) : 1;
 }
 
-// Waits for some seconds, or if `forNetwork`, until the browser is online again, if that is earlier.
+// Waits for some seconds; with `forNetwork`, only until the browser is online again.
 function pause(seconds, signal, forNetwork) {
   return new Promise((resolve, reject) => {
     const finish = (settle) => (reason) => {

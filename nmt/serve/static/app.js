@@ -73,7 +73,7 @@ function render() {
   byId("copy").disabled = !found?.hypotheses.length;
   Object.assign(byId("show-own"), { disabled: !session.own, checked: shown === "own" });
   showSteered("steerings", shown, hypothesis);
-  // While the pictures show the user's own translation, the steerings of the translations found are listed below these.
+  // While the pictures show the user's own translation, a second list has the steerings of the translation found.
   if (shown === "own") showSteered("list-steerings", "found", found?.hypotheses[session.selected]);
   byId("list-steerings").hidden = shown === "found" || !session.steering.found.size;
   byId("compare-steered").hidden = !session.steering.found.size;

@@ -34,7 +34,7 @@ export class Heatmap {
   #lit = [null, null];
   #parts = {};
 
-  // Calls `light(row, column)` when the user points at another cell (null, null: at none), and `pick(row, column)` on a
+  // Calls `light(row, column)` when the user points at another cell, (null, null) at none, and `pick(row, column)` on a
   // click or Enter. `room()` returns the width in pixels that the picture should have; cells of the smallest size may
   // make it wider.
   constructor(root, { light, pick, room }) {

@@ -22,7 +22,7 @@ export class Links {
     this.#light = light;
   }
 
-  // Draws a view, which is that of `Heatmap.show`. If there is a heatmap on the left, `rows` are its rows: the target words are
+  // Draws a view, as `Heatmap.show` describes it. If there is a heatmap on the left, `rows` are its rows: the target words are
   // then at the same heights.
   show(view, rows = { top: 0, pitch: PITCH }) {
     const focused = this.#focused();

@@ -48,8 +48,8 @@ export function fragmentOf(state) {
   return String(written);
 }
 
-// Makes the settings of the search for a request. If the state has no nbest, it is five, or the beam size if that is smaller. If
-// the state has no beam size, it is null, which is the model's setting, or nbest if the list needs a larger beam.
+// Makes the search settings of a request. If the state has no nbest, nbest is 5, or the beam size if that is smaller. If the
+// state has no beam size, beam_size is null, which means the model's setting, or nbest if the n-best list needs a larger beam.
 export function searchSettings(state, model) {
   const beam = state.beam_size ?? model.beam_size ?? 5;
   const { length_penalty, alpha } = state;

@@ -9,8 +9,8 @@ const MANY = 600; // in a tree with more nodes, the pruned ones are hidden at fi
 const FATES = { kept: "kept", ended: "ended", pruned: "pruned" };
 const BEAT = 900; // milliseconds that each step is shown while playing
 
-// Makes the nodes of a tree of the service, with what its answer only implies: column, parent node, children, tokens of the
-// hypothesis so far, and `share`, the probability of the node's token.
+// Makes the nodes of a tree in an answer of the service, and adds what the answer only implies: column, parent node, children,
+// tokens of the hypothesis so far, and `share`, the probability of the node's token.
 function nodesOf(steps) {
   const columns = [];
   steps.forEach((step, column) => {
