@@ -476,10 +476,11 @@ class Translator:
 
     def _usable_recorder(self) -> CUDARecorder | None:
         """Return the recorder of steps; None without a GPU, after a failure, or if an attention counts the steps."""
-        attentions = [model.decoder.attention for model in self.model.models]
-        if any(attention is not None and attention.counts_steps for attention in attentions):
+        if self._recorder is None or not self._recorder.usable:
             return None
-        return self._recorder if self._recorder is not None and self._recorder.usable else None
+        attentions = [model.decoder.attention for model in self.model.models]
+        counting = any(attention is not None and attention.counts_steps for attention in attentions)
+        return None if counting else self._recorder
 
     def _limits(self, lengths: Sequence[int], prefixes: Sequence[Sequence[int]]) -> Limits:
         """Return the length limits for sentences of these numbers of source tokens."""
