@@ -170,7 +170,7 @@ def power(comparison: Comparison) -> str:
     text = f"Detects a difference {base} of {show(median(sizes))} {name} with 80 %{spread}."
     if any(row["seeds_needed"] is None for row in rows):
         text += (
-            " Where two systems have one seed each, p and interval know only the variance between sentences: other "
+            " Where two systems have one seed each, p and interval contain only the variance between sentences: other "
             "seeds may differ more."
         )
     return text

@@ -55,7 +55,7 @@ class ScoredText(Message):
     """A translation with its score and token probabilities."""
 
     text: str
-    score: float = Field(description="log_prob divided by the length penalty, plus a coverage penalty")
+    score: float = Field(description="log_prob divided by the length penalty, plus the coverage score")
     log_prob: float = Field(description="natural logarithm")
     source_tokens: list[str] = Field(description='SentencePiece pieces: "▁" starts a word, "</s>" is last')
     tokens: list[str]

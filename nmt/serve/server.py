@@ -246,13 +246,14 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def _close_if_idle(self) -> None:
-        """Close the connection if its last request is answered and no other has arrived since the last check; else plan
-        the next check."""
+        """Close the connection if its last request was answered before the last check and no other has arrived since;
+        else plan the next check."""
         answered = self.cycle is None or self.cycle.response_complete
         if answered and self.cycle is self._checked:
             self.transport.close()
             return
-        self._checked, self._check = self.cycle, self.loop.call_later(self.seconds, self._close_if_idle)
+        self._checked = self.cycle if answered else None
+        self._check = self.loop.call_later(self.seconds, self._close_if_idle)
 
 
 def run(app: ASGIApp, listening: socket.socket, connections: int, seconds: float) -> None:

@@ -6,16 +6,20 @@ import signal
 import socket
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 from urllib.parse import urlsplit
 
 import pytest
 from forks import call
 from served import Process, process, words
+
+from nmt.serve.server import Connection
 
 LINES = ["the cat sleeps .", "a small dog sees the red house .", "the house"]
 
@@ -174,3 +178,24 @@ def test_what_cannot_be_served_is_refused_at_the_start(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         assert f"port={port}: cannot be listened to" in refused(demo, f"port={port}")
+
+
+def test_a_connection_is_closed_after_a_whole_interval_without_a_request() -> None:
+    """A request that began before one check and was answered before the next is no reason to close the connection."""
+    checks: list[Callable[[], None]] = []
+    loop = SimpleNamespace(call_later=lambda _, check: checks.append(check))
+    open_connection = MagicMock(spec=Connection, loop=loop, seconds=1.0, transport=MagicMock())
+
+    def check(cycle: object) -> bool:
+        open_connection.cycle = cycle
+        Connection._close_if_idle(open_connection)
+        return bool(open_connection.transport.close.called)
+
+    waiting, answered = SimpleNamespace(response_complete=False), SimpleNamespace(response_complete=True)
+    open_connection._checked = waiting
+    assert not check(waiting)
+    waiting.response_complete = True
+    assert not check(waiting)  # answered since the last check
+    assert not check(answered)  # another request since the last check
+    assert check(answered)
+    assert len(checks) == 3
