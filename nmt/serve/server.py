@@ -252,7 +252,7 @@ class Connection(H11Protocol):
         if answered and self.cycle is self._checked:
             self.transport.close()
             return
-        self._checked = self.cycle if answered else None
+        self._checked = self.cycle if answered else None  # type: ignore[assignment]
         self._check = self.loop.call_later(self.seconds, self._close_if_idle)
 
 

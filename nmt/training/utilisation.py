@@ -20,7 +20,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from nmt.data.batching import Batch
 from nmt.model.seq2seq import Seq2Seq
 from nmt.ops.layers import matmul
-from nmt.system.files import write_atomically
 from nmt.system.machine import DTYPES, Machine
 from nmt.training.trainer import Trainer
 
@@ -64,8 +63,9 @@ def cached_product_rate(machine: Machine, cache: Path) -> float:
         rates = dict(json.loads(path.read_text(encoding="utf-8")))
     if key not in rates:
         rates[key] = product_rate(machine)
-        with suppress(OSError):  # this user may have no right to write to the cache
-            write_atomically(path, json.dumps(rates, indent=1).encode())
+        # A kill may leave half a file, which the next run replaces. This user may have no right to write to the cache.
+        with suppress(OSError):
+            path.write_text(json.dumps(rates, indent=1), encoding="utf-8")
     return float(rates[key])
 
 
