@@ -94,7 +94,7 @@ def gold_attention(
         links = np.zeros((target_words[-1] + 1, source_words[-1] + 1), dtype=np.float32)
         _, possible = parse_pharaoh(line)
         for i, j in possible:
-            # If the tokenizer joined words of the line, the last word numbers have no pieces: skip their links.
+            # If the tokenizer joined words, the pieces form fewer words than the line has: skip links beyond them.
             if j < target_words[-1] and i < source_words[-1]:
                 links[j, i] = 1.0
         links[-1, -1] = 1.0
@@ -261,8 +261,8 @@ def make_batches(
 ) -> Batches:
     """Make the batches of a split as the section `training` configures them.
 
-    With guided alignment, the batches of "train" contain gold attention weights. Raises UserError if the corpus
-    has no word alignments for them.
+    With guided alignment, the batches of "train" contain gold attention weights. Raises UserError if guided
+    alignment is configured but the training pairs have no word alignments.
     """
     guided = split == "train" and config.training.guided_alignment > 0
     if guided and prepared.splits[split].alignments is None:

@@ -22,7 +22,7 @@ from nmt.data.tokenizer import LONE_SURROGATES
 from nmt.data.word_alignment import parse_pharaoh, words_of_line
 
 CHUNK_PAIRS = 10_000
-CHUNK_CHARACTERS = 5_000_000  # characters of pairs, or bytes of the lines of text files
+CHUNK_CHARACTERS = 5_000_000  # a chunk ends once its pairs exceed so many characters (bytes in text files)
 SAVED_DATASET = ("state.json", "dataset_dict.json")  # files that the library `datasets` writes
 
 
@@ -160,7 +160,8 @@ class Table(Source):
     """A table file with a column per language, or a dataset saved to a folder."""
 
     def __init__(self, path: Path, columns: tuple[str, ...], header: bool = True, tag: str = "") -> None:
-        """`columns` names those of source, target and possibly word alignment; `header` is as in `read_table`."""
+        """`columns` holds the names of the columns of source, target and possibly word alignment. `header` is as in
+        `read_table`."""
         self.path, self.name, self.columns, self.header, self.tag = path, str(path), columns, header, tag
         self.has_alignments = len(columns) > 2  # noqa: PLR2004
         self.files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
@@ -239,7 +240,7 @@ def _pairs(rows: Iterable[reading.Row], columns: tuple[str, ...]) -> Iterator[Pa
 
 
 def _cell(row: dict[str, Any], column: str, location: str) -> str:
-    """Return the text of a column; a dot in its name separates the names of nested columns."""
+    """Return the text of a column. If none has this whole name, dots in it separate the names of nested columns."""
     value: Any = row
     for part in [column] if column in row else column.split("."):
         if not isinstance(value, dict) or part not in value:
@@ -334,8 +335,8 @@ def _sources(names: list[str], config: schema.Corpus, key: str, tag: str = "") -
 
 
 def _matches(name: str, config: schema.Corpus, key: str) -> list[str]:
-    """List, sorted, the tables and prefixes of plain text that match the pattern `name`. A name without wildcards, or
-    of a file that exists, is returned alone."""
+    """List, sorted, the tables and prefixes of plain text that match the pattern `name`. If `name` has no wildcards,
+    or is itself an existing path or prefix, return it alone. Raises UserError if nothing matches."""
     path = str(user_path(name))
     if not glob.has_magic(path) or Path(path).exists() or _exists(Path(path), config.source_lang):
         return [name]

@@ -38,7 +38,10 @@ IRREGULAR_PLURALS = {"man": "men", "woman": "women", "child": "children", "mouse
 
 
 class Phrase(NamedTuple):
-    """An aligned phrase. Links are (English index, French index); French words agree with its gender and number."""
+    """An aligned phrase. Links are (English index, French index).
+
+    `feminine` and `plural` are those of the French, with which other French words agree.
+    """
 
     english: tuple[str, ...]
     french: tuple[str, ...]

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 READ_IN_MAIN, ENCODE_IN_MAIN = 16, 4  # chunks that the main process handles before it starts workers
 MAX_HELD_OUT = 5_000  # most tokens of a held-out sentence: the attention weights of its batch must fit in memory
 MAX_EXAMPLES = 3  # most pairs that a warning names
-OVERLAPS = {  # name of a count -> largest share of a held-out split without a warning, text of the warning
+OVERLAPS = {  # name of a count -> (largest share of a held-out split that causes no warning, text of the warning)
     "sources_in_train": (0.1, "have a source that is also in train"),
     "pairs_in_train": (0.01, "are also in train"),
 }
@@ -51,7 +51,7 @@ Report = dict[str, Any]
 
 
 class RawChunk(NamedTuple):
-    """Consecutive pairs in the temporary file of a split: a pair takes three lines: source, target, alignment."""
+    """Consecutive pairs in the temporary file of a split. Each pair takes three lines: source, target, alignment."""
 
     path: Path
     start: int  # offset of the chunk in the file, in bytes
@@ -87,7 +87,8 @@ def read_corpus(
 ) -> tuple[dict[str, RawSplit], dict[str, dict[str, int]], list[str]]:
     """Read the splits, train the tokenizers and write them to `working`. Raises UserError.
 
-    Returns the usable pairs of each split, the counts in OVERLAPS of each split, and warnings for the corpus report.
+    Returns the usable pairs of each split, the counts of each split by the names in OVERLAPS (no counts for train),
+    and warnings for the corpus report.
     """
     overlap = Overlap()
     raw = {
@@ -117,7 +118,8 @@ def read_corpus(
 
 
 def _read_split(name: str, sources: list[Source], path: Path, workers: Workers, overlap: "Overlap") -> RawSplit:
-    """Write the usable pairs of a split to `path`. Raises UserError for unreadable files, and if no pair is usable."""
+    """Write the usable pairs of a split to `path`. Raises UserError if a file cannot be read, no pair is
+    usable, or no pair has a reference text."""
     result = RawSplit()
     chunks = chain.from_iterable(source.chunks() for source in sources)
     bar = tqdm(desc=f"read {name}", unit=" pairs", disable=None, leave=False)

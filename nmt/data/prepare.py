@@ -141,7 +141,8 @@ def _prepare(data: schema.Data, tokenizer: schema.TokenizerConfig, fingerprint: 
         "vocabulary": [side.vocab_size for side in Tokenizers.load(working, tokenizer.lowercase)],
         "splits": reports,
         "warnings": warnings,
-        # The digest of what a model is trained on: tokenizers, token ids and word alignments.
+        # The digest of the tokenizers, the token ids of all splits, and the word alignments of train. A run cannot be
+        # resumed with a corpus of another digest.
         "content": _digest_of_files(
             sorted([*working.glob("*.model"), *working.glob("*.ids"), *working.glob("train.alignments")])
         ),

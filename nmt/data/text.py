@@ -35,7 +35,10 @@ log = logging.getLogger(__name__)
 
 
 def read_corpus_lines(path: Path) -> Iterator[str]:
-    """Read the lines of a text file, plain or .gz, without line ends. Raises UserError for invalid UTF-8."""
+    """Read the lines of a text file, plain or .gz, without line ends.
+
+    Raises UserError if the file cannot be read, is empty, or is not valid UTF-8.
+    """
     lines, first = raw_lines(path), 1
     while block := list(islice(lines, LINES)):
         yield from decode_corpus_lines(path, first, b"".join(block))

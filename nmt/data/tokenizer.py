@@ -128,8 +128,8 @@ class Tokenizer:
         return token if exists and token not in {self.pad, self.bos, self.eos} else None
 
     def boundary(self) -> NDArray[np.bool_]:
-        """Mark the tokens that do not continue the preceding word -> bool (V,): tokens that start with a space or with
-        punctuation other than a hyphen, and </s>."""
+        """Mark the tokens that do not continue the preceding word -> bool (V,). A token continues the word if it starts
+        with a letter, a digit, a hyphen or a combining mark, or is a byte of byte_fallback."""
         pieces = self.pieces(range(self.vocab_size))
         return np.array([not (CONTINUATION.match(piece) or category(piece[0])[0] == "M") for piece in pieces])
 
@@ -312,7 +312,7 @@ def _train(config: schema.TrainedTokenizer, lines: Lines, tags: Sequence[str]) -
     except RuntimeError as error:
         raise UserError(_explanation(str(error), config)) from None
     trained = model.getvalue()
-    if config.normalization == "nfc":  # drop the name of the temporary rule file, in which equal models would differ
+    if config.normalization == "nfc":  # equal models would differ in the name of the temporary rule file: drop it
         trained = sentencepiece.SentencePieceProcessor(model_proto=trained + NO_RULE_FILE).serialized_model_proto()
     return Tokenizer(trained, config.lowercase)
 

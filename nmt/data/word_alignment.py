@@ -122,8 +122,9 @@ def _membership(pieces: Sequence[str]) -> NDArray[np.float64]:
 
 
 def hard_alignment(word_weights: Weights) -> set[Link]:
-    """Link each target word to the source word with the largest weight in its row of (T, S), the first if several are
-    equal.
+    """Link each target word to the source word with the largest weight, the first if several are equal.
+
+    word_weights: (target words, source words).
 
     A target word without any weight gets no link, as when monotonic attention has read past the end.
     """

@@ -34,13 +34,13 @@ class Explanation:
 
     source_tokens: list[str]  # pieces of the source, </s> last
     tokens: list[str]  # pieces of the translation, </s> last
-    token_log_probs: list[float]  # natural logarithms
-    alignment: NDArray[np.float32] | None  # (T, S) weights, or their posterior; None without attention
+    token_log_probs: list[float]  # natural log-probability of each token
+    alignment: NDArray[np.float32] | None  # (T, S) weights, or a latent alignment's posterior; None without attention
     heads: NDArray[np.float32] | None  # (N, T, S) weights of N heads; None with a single head
     centres: list[float] | None  # centre of each step's window; None unless the attention is local
-    reach: int | None  # positions of the window on either side of its centre
+    reach: int | None  # positions of the window on either side of its centre; None without centres
     stops: list[int | None] | None  # position where each step of a monotonic attention stopped; None past the end
-    saliency: NDArray[np.floating[Any]] | None  # (T, S) gradient norms, scaled so that each row sums to 1
+    saliency: NDArray[np.floating[Any]] | None  # (T, S) gradient norms, each row scaled to sum 1; None if not computed
 
     @property
     def log_prob(self) -> float:
@@ -58,9 +58,9 @@ def explain(
 ) -> Explanation:
     """Score a given translation, and record what the model attends to.
 
-    target: a text, or pieces as in Translation.tokens; attend: see Translator.translate_nbest; gradients: compute
-    saliency, which ignores `attend` and which an ensemble does not have.
-    Raises UserError for an unknown piece, an impossible step or a translation that is too long.
+    target: a text, or pieces as in Translation.tokens; attend: see Translator.translate_nbest; gradients: whether to
+    compute saliency, which ignores `attend` and is never computed for an ensemble. Raises UserError for an unknown
+    piece, a translation that is too long, or an `attend` that does not fit the source or the model.
     """
     (source_ids,), (source_pieces,) = translator.encode([source])
     target_ids, pieces = _target(translator, target)

@@ -96,7 +96,7 @@ def measure_pair(translator: Translator, source: str, reference: str, number: in
 def _curves(model: Seq2Seq, batch: Batch, orders: Mapping[str, NDArray[np.int64]]) -> dict[str, Array]:
     """Mask source tokens of a batch of one pair, in several orders -> a masking curve (T, K + 1) for each order.
 
-    orders: name of an order -> (T, n) source positions, of which column 0 is masked first.
+    orders: name of an order -> (T, min(K, S)) source positions, of which column 0 is masked first.
     """
     S, T = batch.source.shape[1], batch.target_out.shape[1]
     masks = [np.zeros((T, 1, S), bool)]  # the first copy of each target token masks nothing
@@ -118,8 +118,8 @@ def _masked_log_probs(model: Seq2Seq, batch: Batch, copies: NDArray[np.int64]) -
     """Compute the log-probability (N,) of a target token in each of N masked copies of a pair.
 
     copies: (N, 1 + S), the target position, then 1 where a source token is masked. A masked token has the embedding 0,
-    as word dropout in training gives it, because <unk> means something only to models that saw unknown words in
-    training. The copy mechanism cannot copy it, either.
+    as word dropout in training gives it. <unk> would not do, because it means something only to models that saw
+    unknown words in training. The copy mechanism cannot copy a masked token.
     """
     masked = torch.from_numpy(copies[:, 1:] > 0).to(batch.source.device)
     embedded = model.source_embedding(batch.source).masked_fill(masked[:, :, None], 0.0)

@@ -27,9 +27,9 @@ def card(
 ) -> str:
     """Fill in the template.
 
-    manifest, results: those of the archive, `results` with the scores of each split; values: further variables of the
-    template, which are `pictures`, `chosen` (whether the user chose the sentences of the pictures) and `names` (those
-    of all files in the archive).
+    manifest, results: the content of these two JSON files in the archive; `results` maps each split to its scores.
+    values: the other variables of the template: `pictures`, `chosen` (whether the user chose the sentences of the
+    pictures) and `names` (the names of all files in the archive).
     """
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),

@@ -49,7 +49,7 @@ def contents(
 
     sentences: drawn as heatmaps. If there are none, a sentence of the validation set is drawn, with numbers in place of
     its tokens unless the corpus is the demo corpus or `held_out` packs the held-out text. half: round the parameters to
-    16 bits. Raises UserError if the run is damaged, or has not the parts to be packed.
+    16 bits. Raises UserError if the run is damaged or lacks a part that is to be packed.
     """
     config = load_config(run.config)
     translator = Translator.load(run.source, checkpoint=checkpoint, device="cpu", precision="fp32")
@@ -160,7 +160,7 @@ def _pictures(
 
 
 def _typical(run: RunDirectory) -> list[str]:
-    """Return the validation sentence of median length, blank ones aside, or an empty list if there is none."""
+    """Return a list of one sentence, the non-blank validation sentence of median length; [] if there is none."""
     try:
         sources, _, _ = run.held_out("validation")
     except UserError:

@@ -43,7 +43,7 @@ class Interrupted(Exception):  # noqa: N818
 
 
 class OtherProcessFailed(UserError):  # noqa: N818
-    """Raised on ranks above 0 when another process has failed; rank 0 prints the reason."""
+    """Raised on ranks above 0 when a process has failed; rank 0 prints the reason."""
 
 
 class _Failure(NamedTuple):
@@ -91,7 +91,7 @@ class ProcessGroup:
     def share(self, items: S) -> S:
         """Return this process's share: the items rank, rank + size, ...
 
-        Sorted items thus give all processes sentences of similar lengths.
+        If the items are sorted by length, all processes thus get sentences of similar lengths.
         """
         return items[self.rank :: self.size]
 
@@ -180,7 +180,10 @@ class ProcessGroup:
         return []
 
     def _raise(self, rank: int, error: Exception) -> None:
-        """Raise the error of process `rank`: in full on rank 0, which prints it, as OtherProcessFailed elsewhere."""
+        """On rank 0, which prints it, raise the error of process `rank`; elsewhere raise OtherProcessFailed.
+
+        Interrupted is raised on all ranks.
+        """
         if isinstance(error, Interrupted):
             raise error
         if not self.is_main:

@@ -23,9 +23,8 @@ from typing import Any, BinaryIO
 
 from nmt.config.errors import UserError, format_value
 
-# Most bytes that are read of a configuration, a report or a tokenizer, and of a text file.
-MAX_RECORD = 2**26
-MAX_TEXT = 2**31
+MAX_RECORD = 2**26  # most bytes that are read of a configuration, a report or a tokenizer
+MAX_TEXT = 2**31  # most bytes that are read of a text file
 # Errors of locking on a file system that has no locks, such as some network file systems.
 UNLOCKABLE = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
 # Errors of the system or of permissions, which say nothing about the content of a file.
@@ -176,7 +175,11 @@ def try_lock(descriptor: int, path: Path) -> bool:
 
 
 def is_locked(path: Path) -> bool:
-    """Does a process hold an exclusive lock on the file? True for a link, False for a missing file."""
+    """Does a process hold an exclusive lock on the file?
+
+    False if the file is missing or its file system has no locks; True if it cannot be opened, for example if it is a
+    link.
+    """
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -234,9 +237,9 @@ def write_archive(path: Path, contents: Mapping[str, bytes]) -> None:
             for name, content in contents.items():
                 entry = zipfile.ZipInfo(name, EPOCH)
                 entry.external_attr = (stat.S_IFREG | 0o644) << 16
-                # Highly compressible text is stored as it is, so that `unpacked` does not refuse the archive.
-                packed = name.endswith(INCOMPRESSIBLE) or total > MAX_RATIO * incompressible + ALLOWANCE
-                entry.compress_type = zipfile.ZIP_STORED if packed else zipfile.ZIP_DEFLATED
+                # If compression could make the archive so small that `unpacked` refuses it, nothing is compressed.
+                stored = name.endswith(INCOMPRESSIBLE) or total > MAX_RATIO * incompressible + ALLOWANCE
+                entry.compress_type = zipfile.ZIP_STORED if stored else zipfile.ZIP_DEFLATED
                 archive.writestr(entry, content)
 
     write_atomically(path, pack)
@@ -246,7 +249,7 @@ def unpacked(path: Path, name: str) -> Path:
     """Unpack an archive into a private folder, which is deleted when the process ends, and return the folder.
 
     A second call for the same, unchanged file returns the same folder. Raises UserError, which calls the file `name`,
-    if it is damaged or not an archive.
+    if it cannot be read, is damaged or is not an archive.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -278,8 +281,8 @@ def is_archive(path: Path) -> bool:
 def _unpack(file: BinaryIO, folder: Path) -> None:
     """Write the files of an archive into a folder.
 
-    Raises _RefusedError for a damaged archive or a file that no archive has; all names are checked before the first
-    file is written. Raises OSError if a file cannot be written.
+    Raises _RefusedError if the archive is damaged, would be too large, or has a file whose name is not in NAMES. Names
+    and size are checked before the first file is written. Raises OSError if a file cannot be written.
     """
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         raise _RefusedError("not a file")

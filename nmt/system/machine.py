@@ -45,11 +45,11 @@ R = TypeVar("R")
 
 
 class Machine(NamedTuple):
-    """A device and the precision of matrix products on it. Parameters are always float32."""
+    """A device and the precision of matrix products on it. A model's parameters are always float32."""
 
     device: torch.device
     precision: str  # fp32 | bf16 | fp16
-    int8: bool = False  # does a search use 8-bit parameters?
+    int8: bool = False  # does a search multiply with 8-bit copies of the parameters?
 
     @property
     def precision_of_search(self) -> str:
@@ -60,8 +60,8 @@ class Machine(NamedTuple):
     def choose(cls, device: str, precision: str, threads: int | None) -> Self:
         """Resolve "auto" and set the number of threads. Raises UserError for an unavailable device or precision.
 
-        precision: "int8" means 8-bit parameters in a search on a CPU, and float32 for everything else. Each process of
-        a group takes the GPU whose number is its rank on the machine.
+        precision: "int8" means 8-bit copies of the parameters in a search on a CPU, and float32 for everything else.
+        Each process of a group takes the GPU whose number is its rank on the machine.
         """
         if threads is not None:
             torch.set_num_threads(threads)
@@ -155,7 +155,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def release_memory() -> None:
-    """Return the GPU memory that torch caches to the system: it may be too fragmented for a large tensor."""
+    """Give the cached GPU memory of torch back to the system: it may be too fragmented for a large tensor."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
@@ -252,7 +252,7 @@ def fair_waiting() -> Iterator[None]:
     """Within this context, let waiting threads sleep while other processes are busy.
 
     It affects the whole process, so only commands enter it, after they have set the number of threads. It changes
-    nothing without GNU's OpenMP on Linux.
+    nothing with a single thread, without GNU's OpenMP on Linux, or if the user has set a variable of SETTINGS.
     """
     threads = torch.get_num_threads()
     if threads == 1 or not _has_gnu_openmp() or any(name in os.environ for name in SETTINGS):

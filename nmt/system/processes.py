@@ -59,7 +59,10 @@ def join_cluster() -> None:
 
 
 def agreed(name: str, value: str) -> str:
-    """Return the `value` of the group's first process that called this, also after torchrun restarted the group."""
+    """Return the `value` of the group's first process that called this, also after torchrun restarted the group.
+
+    In a process or group that torchrun did not start, returns the `value` that is passed.
+    """
     return bytes(agent_store().compare_set(f"nmt/{name}", "", value)).decode() if has_agent() else value
 
 

@@ -156,12 +156,16 @@ class RunDirectory:
         self._lock = None
 
     def check_present(self) -> None:
-        """Raise UserError if the claimed directory was deleted, before a write would create a part of it again."""
+        """Raise UserError if the claimed directory was deleted.
+
+        Call it before a write, which would create a part of the directory again.
+        """
         if self._lock is not None and not os.fstat(self._lock).st_nlink:
             raise UserError(f"{self.path}: was deleted while the run trained there; the run ends")
 
     def wait_until_free(self, seconds: float) -> None:
-        """Wait until no process trains in the directory, for at most `seconds`. A job ends a while after its signal."""
+        """Wait until no process trains in the directory, for at most `seconds`. A job that is told to stop
+        saves a checkpoint before it ends."""
         self.check_contained()
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and files.is_locked(self.path / LOCK):
@@ -219,13 +223,13 @@ class RunDirectory:
         return override_values(self.first_start().get("overrides", []))
 
     def recorded_choices(self) -> dict[str, Any]:
-        """Return the `recorded_choices` of the first start."""
+        """Return by key the group choices and overrides of the first start that affect results, except the seed."""
         return recorded_choices(self.first_start())
 
     def system_digest(self) -> str:
-        """Compute a digest of the trained system, which is equal for runs of one system with different seeds.
+        """Compute a digest that is equal for all runs of one system, whatever their seeds.
 
-        The seeds of its teachers and of the run that it starts from do not change the digest either.
+        The seeds of a run's teachers and of the run that it starts from do not change the digest either.
         """
         ignored = CHANGEABLE_KEYS - LENGTH_KEYS | {"seed"}
         saved = dict(flatten(load_values(self.config)))
@@ -259,7 +263,7 @@ class RunDirectory:
     def held_out(self, split: str) -> tuple[list[str], list[str], list[str] | None]:
         """Read sources, references and gold alignments of a split; the alignments are None if the corpus has none.
 
-        Raises UserError if the run has no such split.
+        Raises UserError if the run has no such split, or if its files are damaged.
         """
         source, target, gold = (self.data / f"{split}.{name}" for name in ("source", "target", "alignments"))
         if not (source.is_file() and target.is_file()):
@@ -345,7 +349,8 @@ def text_lines(path: Path) -> list[str]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object, or {} if there is no such file. Raises UserError if the file cannot be read."""
+    """Read a JSON object; return {} if there is no such file. Raises UserError if the file
+    cannot be read or holds anything else."""
     try:
         values = json.loads(files.read_bytes(path))
         json.dumps(values, ensure_ascii=False).encode()  # an escaped lone surrogate could not be written again
