@@ -22,7 +22,7 @@ from nmt.data.tokenizer import LONE_SURROGATES
 from nmt.data.word_alignment import parse_pharaoh, words_of_line
 
 CHUNK_PAIRS = 10_000
-CHUNK_CHARACTERS = 5_000_000  # a chunk ends once its pairs exceed so many characters (bytes in text files)
+CHUNK_CHARACTERS = 5_000_000  # a chunk with more characters is complete; text files count bytes instead
 SAVED_DATASET = ("state.json", "dataset_dict.json")  # files that the library `datasets` writes
 
 

@@ -86,7 +86,7 @@ class _Merged(NamedTuple):
     """A segmented word."""
 
     ids: Ids
-    attempts: int  # number of pairs that were merged or skipped
+    attempts: int  # number of pairs of symbols that were merged or skipped
 
 
 class BpeSampler(Sampler):

@@ -188,7 +188,7 @@ class AttentionStatistics(NamedTuple):
 
 
 def attention_statistics(alignments: Sequence[Weights]) -> AttentionStatistics:
-    """Compute the statistics of attention weights (T, S), one array per sentence, each the mean over the heads."""
+    """Compute the statistics of attention weights: one array (T, S) per sentence, averaged over the heads."""
     entropies, on_end = [np.zeros(0)], [np.zeros(0)]
     for weights in alignments:
         rows = weights[weights.any(1)]

@@ -215,12 +215,12 @@ def read_figures(values: object) -> dict[str, Any]:
 
 
 def run_figures(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Fill the columns of a run's row in a comparison, None where it has no figure."""
+    """Return the figures of a run for its row in a comparison; a figure that the run lacks is None."""
     return {name: _rounded(figures.get(name)) for name in ("faithfulness_sentences", *FIGURES)}
 
 
 def system_figures(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Average each figure over the runs that have it, with its standard deviation, and average the masking curves."""
+    """Compute mean and standard deviation of each figure over the runs that have it, and the mean masking curves."""
     row: dict[str, Any] = {
         "faithfulness_sentences": min((run["faithfulness_sentences"] for run in runs if run), default=None),
         "masking_curves": {},

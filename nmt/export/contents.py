@@ -24,7 +24,7 @@ from nmt.translate.translator import Translation, Translator
 
 SPLITS = ("validation", "test")
 OF_DATA = ("content", "fingerprint", "languages", "lowercase", "vocabulary", "splits")  # keys of the manifest's `data`
-OF_START = ("overrides", "choices", "versions", "git", "machine", "start_from", "teachers")  # keys of a start
+OF_START = ("overrides", "choices", "versions", "git", "machine", "start_from", "teachers")  # keys of a start's record
 CACHE = "~/.cache/nmt"  # data.cache_dir in an archive
 
 

@@ -198,7 +198,7 @@ class GradientSum:
     its end.
     """
 
-    NUMBERS = 16  # the most numbers that a call can sum
+    NUMBERS = 16  # how many numbers one call can sum at most
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.parameters = parameters
