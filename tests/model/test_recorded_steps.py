@@ -75,7 +75,11 @@ def search(batch: SearchBatch[Any], recorder: Repeating | None, beam_size: int =
     return beam_search(batch, Selection(beam_size, EOS), beam_size, recorder=recorder, **options)
 
 
-@pytest.mark.parametrize("changes", EVERY, ids=label)
+QUICK = [case for case in EVERY if not case.marks][::4]
+CASES = [case if case in QUICK else pytest.param(*case.values, marks=pytest.mark.slow) for case in EVERY]
+
+
+@pytest.mark.parametrize("changes", CASES, ids=label)
 def test_the_hypotheses_are_those_of_single_steps(changes: dict[str, Any]) -> None:
     if changes.get("attention", {}).get("window", {}).get("kind") == "local_m":
         pytest.skip("counts its steps")
