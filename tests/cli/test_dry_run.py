@@ -40,7 +40,7 @@ def left_in(home: Path) -> list[str]:
 
 @pytest.mark.system
 def test_it_tells_what_a_run_would_take_and_leaves_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "TIMED_SECONDS", 1.0)  # enough for larger batches
+    monkeypatch.setattr(module, "TIMED_SECONDS", 0.5)  # enough for larger batches
     words = [*TINY, "seed=2", "validation.samples=1", "logger=[tensorboard]"]
     done = call_text("nmt-train", "--dry-run", *words, cwd=home)
     assert done.returncode == 0, done.stderr

@@ -96,7 +96,8 @@ def wait_for(folder: Path, pattern: str, seconds: float = 120) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("ignored", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ignored", [False, True])
 def test_a_signal_to_the_launcher_waits_for_the_checkpoint_only(ignored: bool, tmp_path: Path) -> None:
     """Ctrl-C reaches each process twice, from terminal and launcher. Under nohup, SIGHUP stops none of them."""
 

@@ -109,12 +109,10 @@ def test_shapes_are_few_and_not_much_larger() -> None:
 
 # Together these cover fixed contexts, local windows, heads, attention that reads its past, latent positions, and all
 # kinds of decoder and regularisation.
-QUICK = [
-    "attention=coverage attention.coverage.loss_start=1 decoder.copy=true",
+QUICK = "attention=coverage attention.coverage.loss_start=1 decoder.copy=true"
+OTHERS = [
     "attention=luong_dot embedding.tie_output=false training.guided_alignment=0.3",
     "attention=none",
-]
-OTHERS = [
     "attention=multihead encoder/self_attention=attention",
     "attention=marginal decoder.lexical=true",
     "attention=luong_local_p",
@@ -124,7 +122,7 @@ OTHERS = [
     "attention=nematus encoder.layers=2 encoder.residual=true decoder.bridge=mean",
     "attention=luong_dot training.r_drop=1",
 ]
-MODELS = [*QUICK, *(pytest.param(other, marks=pytest.mark.slow) for other in OTHERS)]
+MODELS = [QUICK, *(pytest.param(other, marks=pytest.mark.slow) for other in OTHERS)]
 
 
 @pytest.mark.parametrize("overrides", MODELS)
