@@ -255,8 +255,10 @@ def group_section(group: str, configs: Path, types: Types, meanings: dict[str, s
         title = f"Common values of `{group}`" if path.stem.startswith("_") else f"`{group}={name}`"
         parts.append(f"### {title}\n" if group == "experiment" else f"### {title}\n\n{_escaped(file.comment)}\n")
         if group == "attention":
-            parts.append(f"[The page of this preset](../attention/{path.stem}.md) shows its values.\n")
-            preset_keys |= {key.name: key for key in file.keys}
+            parts.append(f"[The page of this preset](../attention/{path.stem}.md) shows its parts.\n")
+            for key in file.keys:
+                same = preset_keys.setdefault(key.name, key).default == key.default and key.name.startswith("attention.")
+                preset_keys[key.name] = key if same else key._replace(default="by preset")
             continue
         bases = [
             f"the common values of `{group}`" if each.startswith("_") else f"the values of `{each}`"
@@ -270,8 +272,7 @@ def group_section(group: str, configs: Path, types: Types, meanings: dict[str, s
         elif file.keys:
             parts.append(table(file.keys, types, meanings, file.kind) + "\n")
     if preset_keys:  # all presets set the same few keys: one table for all
-        keys = [key._replace(default="by preset") for key in preset_keys.values()]
-        parts.append(f"### Values that presets set\n\n{table(keys, types, meanings)}\n")
+        parts.append(f"### Values that presets set\n\n{table([*preset_keys.values()], types, meanings)}\n")
     return "\n".join(parts)
 
 
