@@ -257,8 +257,9 @@ def group_section(group: str, configs: Path, types: Types, meanings: dict[str, s
         if group == "attention":
             parts.append(f"[The page of this preset](../attention/{path.stem}.md) shows its parts.\n")
             for key in file.keys:
-                same = preset_keys.setdefault(key.name, key).default == key.default and key.name.startswith("attention.")
-                preset_keys[key.name] = key if same else key._replace(default="by preset")
+                first = preset_keys.setdefault(key.name, key)
+                if not key.name.startswith("attention.") or key.default != first.default:
+                    preset_keys[key.name] = key._replace(default="by preset")
             continue
         bases = [
             f"the common values of `{group}`" if each.startswith("_") else f"the values of `{each}`"
