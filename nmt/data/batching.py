@@ -30,7 +30,7 @@ class Batch(NamedTuple):
 
     indices: Indices  # (B,) indices of the pairs in their split
     source: Tensor  # int64 (B, S): source tokens x_1 ... </s>, then padding
-    # int64 (B,): number of tokens of each source with </s>; on the CPU unless the batch is for a CUDA graph.
+    # int64 (B,): number of tokens of each source, counting </s>. On the CPU unless the batch is for a CUDA graph.
     lengths: Tensor
     target_in: Tensor  # int64 (B, T): inputs of the decoder, <s> y_1 ... y_{T-1}
     target_out: Tensor  # int64 (B, T): tokens that the decoder must predict, y_1 ... y_{T-1} </s>
@@ -118,7 +118,7 @@ def plan(
     order of the batches.
 
     `sampled_lengths` are the lengths of sampled segmentations. They decide which pairs share a batch, but not how many
-    pairs a batch has, so that all epochs have the same number of batches.
+    pairs a batch has. So all epochs have the same number of batches, but a batch may exceed `batch_tokens`.
     """
     shuffled = rng.permutation(len(source_lengths))
     order = _by_length(shuffled, source_lengths, target_lengths)
@@ -238,7 +238,7 @@ class Batches:
         return int(self.split.target.lengths_of(indices).sum())
 
     def padded_size(self, indices: Indices) -> int:
-        """Return the number of pairs x the length of their longest sentence on either side, without sampling."""
+        """Return the number of pairs x the length of their longest side, as segmented without sampling."""
         return len(indices) * max(
             int(side.lengths_of(indices).max()) for side in (self.split.source, self.split.target)
         )

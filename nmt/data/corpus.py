@@ -45,7 +45,7 @@ class Source(ABC):
 
     @abstractmethod
     def __iter__(self) -> Iterator[Pair]:
-        """Read the pairs. Raises UserError that names file and line."""
+        """Read the pairs. Raises UserError that names the place of an invalid pair, such as file and line."""
 
     def chunks(self) -> Iterator["TextChunk | list[Pair]"]:
         """Read the pairs in chunks of at most CHUNK_PAIRS pairs. A chunk ends early at CHUNK_CHARACTERS characters."""
@@ -240,7 +240,7 @@ def _pairs(rows: Iterable[reading.Row], columns: tuple[str, ...]) -> Iterator[Pa
 
 
 def _cell(row: dict[str, Any], column: str, location: str) -> str:
-    """Return the text of a column. If none has this whole name, dots in it separate the names of nested columns."""
+    """Return the text of a column. If none is named `column`, dots in `column` separate the names of nested columns."""
     value: Any = row
     for part in [column] if column in row else column.split("."):
         if not isinstance(value, dict) or part not in value:
@@ -335,8 +335,8 @@ def _sources(names: list[str], config: schema.Corpus, key: str, tag: str = "") -
 
 
 def _matches(name: str, config: schema.Corpus, key: str) -> list[str]:
-    """List, sorted, the tables and prefixes of plain text that match the pattern `name`. If `name` has no wildcards,
-    or is itself an existing path or prefix, return it alone. Raises UserError if nothing matches."""
+    """List in sorted order the tables and prefixes of plain text that match the pattern `name`. If `name` has no
+    wildcards, or is itself an existing path or prefix, return it alone. Raises UserError if nothing matches."""
     path = str(user_path(name))
     if not glob.has_magic(path) or Path(path).exists() or _exists(Path(path), config.source_lang):
         return [name]

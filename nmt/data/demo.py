@@ -40,7 +40,7 @@ IRREGULAR_PLURALS = {"man": "men", "woman": "women", "child": "children", "mouse
 class Phrase(NamedTuple):
     """An aligned phrase. Links are (English index, French index).
 
-    `feminine` and `plural` are those of the French, with which other French words agree.
+    `feminine` and `plural` are the gender and number of the French phrase. Other French words agree with them.
     """
 
     english: tuple[str, ...]
@@ -61,7 +61,7 @@ def phrase(english: str, french: str, links: str = "0-0", feminine: bool = False
 
 
 def join(phrases: Sequence[Phrase], order: Sequence[int] | None = None) -> Phrase:
-    """Concatenate phrases. `order` holds their indices in French; by default French keeps the English order."""
+    """Concatenate phrases. `order` lists their indices in French order; by default it is the English order."""
     starts = [0]
     for part in phrases:
         starts.append(starts[-1] + len(part.english))

@@ -273,7 +273,7 @@ class EncodedChunk(NamedTuple):
     sides: list[EncodedSide]
     alignments: list[str]
     dropped: dict[str, int]
-    too_long: tuple[int, int] | None  # index, and number of tokens, of the first held-out pair that is too long
+    too_long: tuple[int, int] | None  # of the first held-out pair that is too long: index, length of its longer side
 
 
 class Encoder:

@@ -25,7 +25,7 @@ class Prepared:
     """A prepared corpus: its splits, tokenizers and report."""
 
     def __init__(self, directory: Path) -> None:
-        """Open the corpus in a directory. Raises UserError if it is not complete."""
+        """Open the corpus in a directory. Raises UserError if it is incomplete, OSError for an error of the system."""
         self.directory = directory
         try:
             self.report: dict[str, Any] = json.loads((directory / "report.json").read_bytes())

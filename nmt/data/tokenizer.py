@@ -223,7 +223,7 @@ def copy_unknown(pieces: Sequence[str], weights: NDArray[np.float32], source: Se
     """Join pieces to text, and replace each "<unk>" by the source piece that has the largest attention weight (Luong et
     al. 2015, section 4).
 
-    Shapes: pieces (T,), weights (T, S), source (S,), which are the pieces of `Tokenizer.surfaces`. "</s>" is never
+    pieces: (T,); weights: (T, S); source: (S,), the source pieces as `Tokenizer.surfaces` returns them. "</s>" is never
     copied: if it has all the weight, "<unk>" stays.
     """
     weights = np.where([piece == END for piece in source], 0.0, weights)
