@@ -180,7 +180,7 @@ class ProcessGroup:
         return []
 
     def _raise(self, rank: int, error: Exception) -> None:
-        """On rank 0, which prints it, raise the error of process `rank`; elsewhere raise OtherProcessFailed.
+        """Raise the error of process `rank` on rank 0, which prints the error; raise OtherProcessFailed on other ranks.
 
         Interrupted is raised on all ranks.
         """
@@ -209,7 +209,9 @@ class GradientSum:
 
     @torch.no_grad()
     def __call__(self, numbers: Sequence[Tensor | float], counts: bool) -> Tensor:
-        """Replace each parameter's gradient by its sum over all processes. Returns the sums of the numbers: (16,).
+        """Replace each parameter's gradient by its sum over all processes.
+
+        Returns the sums of the numbers, padded with zeros: (16,).
 
         counts: False leaves the gradients of this process out of the sum.
         """
@@ -240,7 +242,7 @@ def _fresh_store() -> Store:
         agent.set(PORT, str(store.port))
         return store
     while True:
-        with suppress(dist.DistNetworkError, dist.DistStoreError):  # PORT may still be the one before a restart
+        with suppress(dist.DistNetworkError, dist.DistStoreError):  # the port may be that of the store before a restart
             store = TCPStore(host, int(agent.get(PORT)), is_master=False, timeout=timedelta(seconds=2))
             store.set_timeout(MAX_WAIT)
             return store

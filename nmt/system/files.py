@@ -270,7 +270,7 @@ def unpacked(path: Path, name: str) -> Path:
 
 
 def is_archive(path: Path) -> bool:
-    """Does the file begin as a zip file?"""
+    """Does the file begin with the signature of a zip file?"""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             return stat.S_ISREG(os.fstat(file.fileno()).st_mode) and file.read(4) == b"PK\3\4"

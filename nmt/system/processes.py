@@ -59,9 +59,9 @@ def join_cluster() -> None:
 
 
 def agreed(name: str, value: str) -> str:
-    """Return the `value` of the group's first process that called this, also after torchrun restarted the group.
+    """Return the `value` that the first caller in the group passed for this `name`, even before a restart by torchrun.
 
-    In a process or group that torchrun did not start, returns the `value` that is passed.
+    In a process or group that torchrun did not start, returns the caller's own `value`.
     """
     return bytes(agent_store().compare_set(f"nmt/{name}", "", value)).decode() if has_agent() else value
 

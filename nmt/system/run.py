@@ -141,7 +141,7 @@ class RunDirectory:
         files.remove_leftovers(self.path)
 
     def check(self, values: Mapping[str, Any]) -> None:
-        """Raise UserError if `claim` would refuse the directory for its files. Changes nothing."""
+        """Raise UserError if `claim` would refuse the directory because of its files. Changes nothing."""
         self._check_only_run_files()
         self.check_contained()
         self._check_same_config(values)
@@ -223,7 +223,7 @@ class RunDirectory:
         return override_values(self.first_start().get("overrides", []))
 
     def recorded_choices(self) -> dict[str, Any]:
-        """Return by key the group choices and overrides of the first start that affect results, except the seed."""
+        """Return as key -> value the first start's group choices and overrides that affect results, except the seed."""
         return recorded_choices(self.first_start())
 
     def system_digest(self) -> str:
@@ -401,7 +401,7 @@ def load_values(path: Path) -> dict[str, Any]:
 
 
 def _without_unused(values: Mapping[Any, Any], prefix: str = "") -> dict[Any, Any]:
-    """Drop keys of earlier versions that were removed since and that this run did not use."""
+    """Drop the keys that nmt has removed since the configuration was saved, and that its run did not use."""
     return {
         key: _without_unused(value, f"{prefix}{key}.") if isinstance(value, Mapping) else value
         for key, value in values.items()
@@ -438,7 +438,7 @@ def environment() -> dict[str, Any]:
 
 
 def recorded_choices(start: Mapping[str, Any]) -> dict[str, Any]:
-    """Return by key the group choices and overrides of a start's record that affect results, except the seed.
+    """Return as key -> value a start's group choices and overrides that affect results, except the seed.
 
     Choices that another choice implies are left out, such as attention/score by attention=bahdanau, and encoder=lstm
     by attention=gnmt.
