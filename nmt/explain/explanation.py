@@ -37,9 +37,10 @@ class Explanation:
     token_log_probs: list[float]  # natural log-probability of each token
     alignment: NDArray[np.float32] | None  # (T, S) weights, or a latent alignment's posterior; None without attention
     heads: NDArray[np.float32] | None  # (N, T, S) weights of N heads; None with a single head
-    centres: list[float] | None  # centre of each step's window; None unless the attention is local
+    centres: list[float] | None  # centre of each step's window; None unless attention is local with one head
     reach: int | None  # positions of the window on either side of its centre; None without centres
-    stops: list[int | None] | None  # position where each step of a monotonic attention stopped; None past the end
+    # Position where each step stopped, or None past the end; no list unless attention is monotonic with one head.
+    stops: list[int | None] | None
     saliency: NDArray[np.floating[Any]] | None  # (T, S) gradient norms, each row scaled to sum 1; None if not computed
 
     @property
@@ -117,7 +118,10 @@ def beam_tree(
 
 
 def _target(translator: Translator, target: str | Sequence[str]) -> tuple[list[int], list[str]]:
-    """Encode a translation as token ids and pieces, </s> last. Raises UserError if it is too long."""
+    """Encode a translation as token ids and pieces, </s> last.
+
+    Raises UserError for an unknown piece, or if the translation is too long.
+    """
     tokenizer, settings = translator.tokenizers.target, translator.settings
     if isinstance(target, str):
         (ids,), (pieces,) = tokenizer.encode([target]), tokenizer.surfaces([target])
@@ -163,10 +167,10 @@ def _norms(model: Seq2Seq, batch: Batch, rows: Tensor) -> Tensor:
 
 
 def token_log_probs(model: Seq2Seq, batch: Batch, embedded: Tensor, source: Tensor, rows: Tensor) -> Tensor:
-    """Compute log p(y_t | y_<t, x) of the target token t = rows[n] of a batch of one pair, for each embedded source n.
+    """Compute log p(y_t | y_<t, x_n), t = rows[n], for N versions x_n of the source of one pair, the batch -> (N,).
 
-    embedded: (N, S, E); source: int64 (N, S), see Seq2Seq.encode_embedded; rows: int64 (N,) target positions. Returns
-    (N,). Decodes no further than the greatest of `rows`.
+    embedded: (N, S, E), the x_n; source: int64 (N, S), see Seq2Seq.encode_embedded; rows: int64 (N,) target positions.
+    Decodes no further than the greatest of `rows`.
     """
     N, T = len(embedded), int(rows.max()) + 1
     copies, rows = torch.arange(N, device=embedded.device), rows.to(embedded.device)

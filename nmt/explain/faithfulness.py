@@ -2,7 +2,7 @@
 target tokens lose when source tokens are masked in the order of attention, in that of saliency or at random.
 
 `faithfulness` measures sentence pairs; `read_figures` reads the figures of a run for a comparison of several runs.
-Shapes: N copies of a sentence pair, S source positions, T target positions, E width of an embedding, K = MASKS.
+Shapes: N copies of a sentence pair, S source positions, T target positions, K = MASKS.
 """
 
 import zlib
@@ -49,7 +49,7 @@ def faithfulness(
 ) -> dict[str, Any]:
     """Measure `count` sentences, spread evenly over the set, with the references as output (docs/faithfulness.md).
 
-    Figures that are undefined are None: without attention, or without gold alignments. The processes of the
+    Figures that need attention or gold alignments are None where these are missing. The processes of the
     translator's group share the sentences. Raises UserError for an ensemble.
     """
     group = translator.group
@@ -144,7 +144,7 @@ def _figures(pairs: Sequence[PairFigures], gold: Sequence[str] | None) -> dict[s
 
 
 def kendall_tau(first: Array, second: Array) -> Array:
-    """Compute Kendall's tau-b of each row: (T, S), (T, S) -> (T,); NaN where all values of a row are equal.
+    """Compute Kendall's tau-b of each row: (T, S), (T, S) -> (T,); NaN if either row has only equal values.
 
     (concordant - discordant) / sqrt((pairs - ties in first) (pairs - ties in second))   (Kendall 1945).
     """

@@ -124,7 +124,7 @@ def _names_a_place(override: str) -> bool:
 
 
 def _weights(run: RunDirectory, checkpoint: str, half: bool) -> tuple[bytes, int]:
-    """Return the bytes of a safetensors file with the checkpoint's weights, and the number of its updates."""
+    """Return the bytes of a safetensors file with the checkpoint's parameters, and the number of updates so far."""
     path = run.path / WEIGHTS if checkpoint == "best" else run.checkpoints / LAST
     state = read_checkpoint(path)
     step = int(state["step"])
@@ -135,7 +135,7 @@ def _weights(run: RunDirectory, checkpoint: str, half: bool) -> tuple[bytes, int
 
 
 def _halved(model: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Round floating-point weights to 16 bits; tied weights stay one tensor."""
+    """Round floating-point parameters to 16 bits; tied parameters stay one tensor."""
     rounded = {weight.data_ptr(): weight.half() for weight in model.values() if weight.is_floating_point()}
     return {name: rounded.get(weight.data_ptr(), weight).view(weight.shape) for name, weight in model.items()}
 
