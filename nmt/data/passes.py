@@ -273,7 +273,7 @@ class EncodedChunk(NamedTuple):
     sides: list[EncodedSide]
     alignments: list[str]
     dropped: dict[str, int]
-    too_long: tuple[int, int] | None  # of the first held-out pair that is too long: index, length of its longer side
+    too_long: tuple[int, int] | None  # first held-out pair that is too long: (its index, tokens of its longer side)
 
 
 class Encoder:

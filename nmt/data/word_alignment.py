@@ -99,7 +99,7 @@ def merge_to_words(weights: Weights, target_pieces: Sequence[str], source_pieces
     """Merge weights between pieces to weights between words: (T, S) -> (target words, source words).
 
     Sums over the pieces of a source word and averages over the pieces of a target word (Clark et al. 2019), so that
-    each row keeps its sum.
+    rows that sum to 1 still do.
     """
     assert weights.shape == (len(target_pieces), len(source_pieces))
     target, source = _membership(target_pieces), _membership(source_pieces)

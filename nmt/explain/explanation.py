@@ -167,10 +167,10 @@ def _norms(model: Seq2Seq, batch: Batch, rows: Tensor) -> Tensor:
 
 
 def token_log_probs(model: Seq2Seq, batch: Batch, embedded: Tensor, source: Tensor, rows: Tensor) -> Tensor:
-    """Compute log p(y_t | y_<t, x_n), t = rows[n], for N versions x_n of the source of one pair, the batch -> (N,).
+    """Compute log p(y_t | y_<t, x_n), t = rows[n], for N versions x_n of a pair's source -> (N,).
 
-    embedded: (N, S, E), the x_n; source: int64 (N, S), see Seq2Seq.encode_embedded; rows: int64 (N,) target positions.
-    Decodes no further than the greatest of `rows`.
+    batch: holds only this pair; embedded: (N, S, E), the versions x_n; source: int64 (N, S), see
+    Seq2Seq.encode_embedded; rows: int64 (N,) target positions. Decodes no further than the greatest of `rows`.
     """
     N, T = len(embedded), int(rows.max()) + 1
     copies, rows = torch.arange(N, device=embedded.device), rows.to(embedded.device)

@@ -23,8 +23,9 @@ from nmt.translate.shortlist import MAX_BYTES, SHORTLIST
 from nmt.translate.translator import Translation, Translator
 
 SPLITS = ("validation", "test")
-OF_DATA = ("content", "fingerprint", "languages", "lowercase", "vocabulary", "splits")  # keys of the manifest's `data`
-OF_START = ("overrides", "choices", "versions", "git", "machine", "start_from", "teachers")  # keys of a start's record
+# Keys that an archive keeps: of `data` in the manifest, and of the record of a start.
+OF_DATA = ("content", "fingerprint", "languages", "lowercase", "vocabulary", "splits")
+OF_START = ("overrides", "choices", "versions", "git", "machine", "start_from", "teachers")
 CACHE = "~/.cache/nmt"  # data.cache_dir in an archive
 
 
@@ -124,7 +125,7 @@ def _names_a_place(override: str) -> bool:
 
 
 def _weights(run: RunDirectory, checkpoint: str, half: bool) -> tuple[bytes, int]:
-    """Return the bytes of a safetensors file with the checkpoint's parameters, and the number of updates so far."""
+    """Return the bytes of a safetensors file with the checkpoint's parameters, and the checkpoint's update number."""
     path = run.path / WEIGHTS if checkpoint == "best" else run.checkpoints / LAST
     state = read_checkpoint(path)
     step = int(state["step"])

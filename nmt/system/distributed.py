@@ -198,7 +198,7 @@ class GradientSum:
     its end.
     """
 
-    NUMBERS = 16  # how many numbers one call can sum at most
+    NUMBERS = 16  # most numbers that one call can sum
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.parameters = parameters
