@@ -171,7 +171,7 @@ def report(error: Exception, command: str) -> None:
 
 
 def _exit(outcomes: list[int | Exception | None], command: str) -> NoReturn:
-    """Print each error in one line and exit: with 2 after an error, else with the highest status."""
+    """Print the errors and exit: with 2 after an error, else with the highest status."""
     errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
     status = 2 if errors else max((outcome for outcome in outcomes if isinstance(outcome, int)), default=0)
     if errors and any(isinstance(error, BrokenPipeError) for error in (errors[0], errors[0].__cause__)):

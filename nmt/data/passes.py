@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import chain, compress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -379,5 +378,4 @@ class OffsetsWriter:
     def _write_header(self) -> None:
         """Write NumPy's header at the current position. It has the same size for any number of sentences."""
         header = {"descr": OFFSETS.str, "fortran_order": False, "shape": (self._count + 1,)}
-        # Pass only `write`: NumPy writes arrays to real files by C functions, whose errors do not mention a full disk.
-        np.lib.format.write_array_header_1_0(SimpleNamespace(write=self._file.write), header)
+        np.lib.format.write_array_header_1_0(self._file, header)

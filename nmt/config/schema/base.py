@@ -25,8 +25,8 @@ class Meaning(Enum):
     PATH = "names a file or a folder, which may have been moved"
     CHECKPOINT = "names a file if it ends in .ckpt, else a model of the Hugging Face hub"
     NO_EFFECT = "changes nothing but rounding and the masks of dropout in a run's results"
-    LENGTH = "decides when training stops: may change, but belongs to a run's results (some schedules stretch)"
-    DISPLAY = "decides what a validation shows: may change, and tells no two systems apart"
+    LENGTH = "decides when training stops: may change on resume, but runs that differ in it are different systems"
+    DISPLAY = "decides what a validation shows: may change on resume, and runs that differ in it are the same system"
 
 
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
