@@ -61,7 +61,7 @@ def run_command(
     # Hydra only warns of mistakes such as a missing search path: raise an error instead.
     warnings.filterwarnings("error", category=UserWarning, module=r"hydra\.")
     arguments = sys.argv[1:] if arguments is None else arguments
-    # Exit status or error of the job (None while it runs), then those of Hydra and of the sweep's report.
+    # Exit status or error of the job (None while it runs), or Hydra's error before a job; then that of the sweep's report.
     outcomes: list[int | Exception | None] = []
     named = [value_of(argument) for argument in arguments if argument.startswith("hydra.run.dir=")]
     is_new = not (named and user_path(named[-1]).exists())
@@ -80,7 +80,7 @@ def run_command(
     except KeyboardInterrupt:
         print(f"nmt-{command}: interrupted", file=sys.stderr)
         outcomes = [STOPPED + signal.SIGINT]
-    except SystemExit as exit_:  # after --help or a similar option, or from a sweep
+    except SystemExit as exit_:  # after --help and the like, at a signal that stopped the job, or if a sweep is refused
         outcomes = [int(exit_.code or 0)]
     # An error of standard output may already be among the outcomes: list it once.
     if unwritten := write(sys.stdout, "", "standard output"):

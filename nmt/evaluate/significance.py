@@ -315,7 +315,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     """Correct p values by Holm's method.
 
     If all corrected values up to a limit count as discoveries, the probability of any false discovery is at most this
-    limit. The i-th smallest of m values is multiplied by m - i + 1, and then raised to the corrected value of the
+    limit. The i-th smallest of m values is multiplied by m - i + 1, and then replaced by the corrected value of the
     (i-1)-th if that is larger. Corrected values are at most 1.
     """
     corrected, largest = [0.0] * len(p_values), 0.0

@@ -1,5 +1,5 @@
-"""Losses of the output layer, computed chunk by chunk, so that the logits of all positions never exist at once. The
-distribution may be a mixture: of several readouts of a position, or of the output layer's prediction and copied tokens.
+"""Losses of the output layer, computed chunk by chunk, so that few logits exist at once. The distribution
+may be a mixture: of several readouts of a position, or of the output layer's prediction and copied tokens.
 
 A chunk is the target positions of one matrix product; a criterion gets a part of it at a time. A criterion is a plain,
 differentiable function of logits. Autograd differentiates it already in the forward pass, while the part is in the

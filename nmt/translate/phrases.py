@@ -137,7 +137,7 @@ class Allocation(Selection):
     length, and only if the sentence has no finished hypothesis with all constraints."""
 
     def __init__(self, beam_size: int, eos: int, constraints: Sequence[Sequence[Phrase]], boundary: Flags) -> None:
-        """constraints: the phrases of each sentence, which have at least one token; boundary: see `Automata`."""
+        """constraints: the phrases of each sentence, each with at least one token; boundary: see `Automata`."""
         super().__init__(beam_size, eos)
         self._automata = Automata(constraints, boundary)
         self._totals = self._automata.totals

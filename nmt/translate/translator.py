@@ -410,7 +410,7 @@ class Translator:
             yield from pool.map(search_batch, batches)
         finally:
             pool.shutdown(cancel_futures=True)
-            torch.set_num_threads(threads)  # some libraries apply the number that the pool sets to all threads
+            torch.set_num_threads(threads)  # some libraries use the number of the pool's threads in all threads
 
     def _threads(self, batches: Sequence[list[int]], sources: Sequence[list[int]], n: int, most: int) -> int:
         """Return how many threads, at most `most`, share each matrix product when one batch is searched at a time.
