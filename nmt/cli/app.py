@@ -61,7 +61,7 @@ def run_command(
     # Hydra only warns of mistakes such as a missing search path: raise an error instead.
     warnings.filterwarnings("error", category=UserWarning, module=r"hydra\.")
     arguments = sys.argv[1:] if arguments is None else arguments
-    # Exit status or error of the job (None while it runs), or Hydra's error before a job; then that of the sweep's report.
+    # Exit status or error of the job (None while it runs), or Hydra's error before it; then that of the sweep's report.
     outcomes: list[int | Exception | None] = []
     named = [value_of(argument) for argument in arguments if argument.startswith("hydra.run.dir=")]
     is_new = not (named and user_path(named[-1]).exists())
