@@ -167,8 +167,9 @@ ODD += ["a b", "'a b'", "'\n'", "\udcff", "???", "1,2", "choice(1,2)", "x" * 50_
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 9))])
 def test_any_value_of_any_key_is_used_or_refused(seed: int) -> None:
     draw = random.Random(seed)
+    keys = [key for key in known_keys("train") if not key.startswith("size.thresholds")]  # size=auto reads them alone
     for _ in range(12):
-        key, value = draw.choice(known_keys("train")), draw.choice(ODD)
+        key, value = draw.choice(keys), draw.choice(ODD)
         word = f"{draw.choice(('', '', '', '+', '++'))}{key}={value}"
         try:
             config, _ = compose("train", TrainConfig, [word], auto_size="small")
