@@ -201,7 +201,7 @@ def decoding(bench: Bench) -> list[dict[str, Any]]:
         translations = translator.translate(lines)
         seconds = bench.clock() - began
         name = f"beam {search.beam_size}" if isinstance(search, Beam) else search.kind
-        name += " without CUDA graphs" if len(rows) == 2 else ""  # noqa: PLR2004
+        name += " without CUDA graphs" if isinstance(search, Beam) and not search.cuda_graphs else ""
         tokens = sum(len(translation.tokens) for translation in translations)
         speed = {"sentences_per_second": len(lines) / seconds, "tokens_per_second": tokens / seconds}
         rows.append({"search": name, **speed})

@@ -394,10 +394,12 @@ def _time_larger_batches(setup: Setup, seconds: float, tokens: float) -> list[fl
     memory = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else math.inf
 
     def measure(factor: int) -> float | None:
+        too_slow = group.largest(factor * seconds) * updates > 2 * TIMED_SECONDS
+        if too_slow or group.largest(2 * peak_memory(device) / memory) > MEMORY_SHARE:
+            return None
         batches = make_batches(setup.corpus, "train", with_batches_of(setup.job.config, factor))
         plan = batches.epoch(0)
-        too_slow = group.largest(factor * seconds) * updates > 2 * TIMED_SECONDS
-        if too_slow or len(plan) == 1 or group.largest(2 * peak_memory(device) / memory) > MEMORY_SHARE:
+        if len(plan) == 1:
             return None
         # The first update allocates memory; with CUDA graphs, the second one records.
         trainer.batches, trainer.plan, trainer.batch_index = batches, [plan[0]] * updates, 0

@@ -163,9 +163,9 @@ class Beam(NamedTuple, Generic[StateT]):
 class RecordedSteps(Expansion, Generic[StateT]):
     """Chooses on the device which hypotheses stay live, as `Selection` does, and launches AHEAD steps at once.
 
-    The step is recorded anew for each batch, after the first steps: recording takes about as long as a step, needs no
-    padding, and the recording is freed with the batch. If a step cannot be recorded, its kernels are launched one by
-    one. Sentences that have ended stay in the batch until all have ended.
+    The step is recorded anew for each batch, after the first steps. So batches need no padding, and the recording is
+    freed with the batch. If a step cannot be recorded, its kernels are launched one by one. Sentences that have ended
+    stay in the batch until all have ended.
     """
 
     drops_ended = False
