@@ -28,7 +28,7 @@ from nmt.config.schema import NO_EFFECT_KEYS
 from nmt.evaluate.bleu import FORMULAS, METRICS, Counted, count, signatures
 from nmt.export.contents import shared_config, shared_manifest
 from nmt.system.files import to_json, write_atomically
-from nmt.system.run import FINISHED, RunDirectory, digest, load_values, read_json, recorded_choices, runs_below
+from nmt.system.run import FINISHED, RunDirectory, digest, load_values, read_json, runs_below, start_choices
 from nmt.system.text_table import markdown
 
 SPLITS = ("validation", "test")
@@ -94,7 +94,7 @@ def unpack(file: Path, split: str) -> tuple[Entry, HeldOut]:
         hypotheses=[file.stem],  # differs between runs, since `group` leaves out equal outputs of a seed
         seed=config["seed"],
         config=digest({key: value for key, value in flatten(config) if key not in {"seed", *NO_EFFECT_KEYS}}),
-        choices=recorded_choices(start),
+        choices=start_choices(start),
         aer=100 * result["aer"] if "aer" in result else None,
         parameters=manifest["parameters"],
         training=Training.read(manifest, record["metrics"]),

@@ -55,7 +55,7 @@ def contents(
     config = load_config(run.config)
     translator = Translator.load(run.source, checkpoint=checkpoint, device="cpu", precision="fp32")
     pictures = _pictures(translator, run, config, sentences, held_out)
-    weights, step = _weights(run, checkpoint, half)
+    weights, step = _read_weights(run, checkpoint, half)
     suffix = "" if checkpoint == "best" else f".checkpoint-{checkpoint}"  # in the names of results and translations
     recorded = read_json(run.results)
     results = {split: recorded[f"{split}{suffix}"] for split in SPLITS if f"{split}{suffix}" in recorded}
@@ -124,18 +124,18 @@ def _names_a_place(override: str) -> bool:
     return key in schema.PATH_KEYS | {"run", "data.corpora", "validation.comet_model"}
 
 
-def _weights(run: RunDirectory, checkpoint: str, half: bool) -> tuple[bytes, int]:
+def _read_weights(run: RunDirectory, checkpoint: str, half: bool) -> tuple[bytes, int]:
     """Return the bytes of a safetensors file with the checkpoint's parameters, and the checkpoint's update number."""
     path = run.path / WEIGHTS if checkpoint == "best" else run.checkpoints / LAST
     state = read_checkpoint(path)
     step = int(state["step"])
     if checkpoint == "best" and not half:
         return read_bytes(path, MAX_FILE_BYTES), step
-    model = _halved(state["model"]) if half else state["model"]
+    model = _round_to_half(state["model"]) if half else state["model"]
     return to_safetensors({"model": model, "step": step, "scores": {}}), step
 
 
-def _halved(model: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _round_to_half(model: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Round floating-point parameters to 16 bits; tied parameters stay one tensor."""
     rounded = {weight.data_ptr(): weight.half() for weight in model.values() if weight.is_floating_point()}
     return {name: rounded.get(weight.data_ptr(), weight).view(weight.shape) for name, weight in model.items()}

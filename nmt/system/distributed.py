@@ -96,9 +96,9 @@ class ProcessGroup:
         return items[self.rank :: self.size]
 
     def merge(self, results: Iterable[T]) -> list[T]:
-        """Gather the results that each process yields for its `share`, and return them in the order of all items.
+        """Gather the results that each process computed for its `share`; all processes get them in the order of all items.
 
-        If computing `results` fails on one process, raises its error on all processes.
+        An error in one process, while it computes its results, is raised on all processes.
         """
         if self.size == 1:
             return list(results)
@@ -106,7 +106,7 @@ class ProcessGroup:
         return [shares[i % self.size][i // self.size] for i in range(sum(map(len, shares)))]
 
     def everywhere(self, work: Callable[[], T]) -> T:
-        """Run `work` on every process; each gets its own result. An error on any process is raised on all."""
+        """Run `work` on every process and return that process's result. An error on one process is raised on all."""
         if self.size == 1:
             return work()
         results: list[T] = []

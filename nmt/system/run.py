@@ -224,7 +224,7 @@ class RunDirectory:
 
     def recorded_choices(self) -> dict[str, Any]:
         """Return as key -> value the first start's group choices and overrides that affect results, except the seed."""
-        return recorded_choices(self.first_start())
+        return start_choices(self.first_start())
 
     def system_digest(self) -> str:
         """Compute a digest that is equal for all runs of one system, whatever their seeds.
@@ -437,7 +437,7 @@ def environment() -> dict[str, Any]:
     }
 
 
-def recorded_choices(start: Mapping[str, Any]) -> dict[str, Any]:
+def start_choices(start: Mapping[str, Any]) -> dict[str, Any]:
     """Return as key -> value a start's group choices and overrides that affect results, except the seed.
 
     Choices that another choice implies are left out, such as attention/score by attention=bahdanau, and encoder=lstm

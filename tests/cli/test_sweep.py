@@ -7,16 +7,20 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from conftest import TINY
 from forks import call_text, ended, forked
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
 
 from nmt.cli import train
+from nmt.cli.optuna_sweeper import OptunaSweeper
 from nmt.cli.sweep import job_name
 from nmt.compare.jobs import planned_jobs
 from nmt.config.compose import config_dir
@@ -287,6 +291,35 @@ def test_optuna_searches_prunes_and_goes_on_where_it_was_killed(tmp_path: Path) 
     assert title.startswith("validation: ")
     other = sweep(killed, *SEARCH, "decoder.dropout=0.3", status=2)
     assert "sweep: holds another search (fixed: " in other.stderr
+
+
+@pytest.mark.parametrize(("monitor", "best"), [("bleu", max), ("loss", min)])
+def test_a_search_keeps_the_best_trial(
+    monitor: str, best: Callable[[Iterable[float]], float], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("optuna")
+    scores: list[float] = []
+
+    class Launcher:
+        """Stands in for a launcher: the score of a job is its learning rate."""
+
+        def launch(self, jobs: list[list[str]], first: int) -> list[JobReturn]:
+            del first
+            score = float(jobs[0][0].removeprefix("optimizer.lr="))
+            scores.append(score)
+            config = OmegaConf.create({"hydra": {"runtime": {"output_dir": str(tmp_path / "no run")}}})
+            return [JobReturn(hydra_cfg=config, status=JobStatus.COMPLETED, _return_value=score)]
+
+    settings = {"n_trials": 4, "n_jobs": 1, "sampler": "random", "pruner": "none", "startup_trials": 0}
+    search = OptunaSweeper(None, **settings)
+    search._directory, search._launcher = tmp_path, Launcher()
+    search._loader = SimpleNamespace(load_sweep_config=lambda config, overrides: None)
+    search._config = OmegaConf.create({"seed": 1, "validation": {"monitor": monitor}, "hydra": {"launcher": {}}})
+    with caplog.at_level("INFO"):
+        search.sweep(["optimizer.lr=interval(0.1,0.9)"])
+    kept = best(scores)
+    assert len(set(scores)) == 4
+    assert f"best trial: {scores.index(kept)}, validation {monitor} {kept:.4f}" in caplog.text
 
 
 @pytest.mark.slow

@@ -37,10 +37,10 @@ def test_a_run_of_that_name_comes_first(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_half_precision_keeps_tied_weights_tied() -> None:
-    from nmt.export.contents import _halved
+    from nmt.export.contents import _round_to_half
 
     table, other = torch.randn(3, 2), torch.randn(4)
-    halved = _halved({"a": table, "b": table, "c": other})
+    halved = _round_to_half({"a": table, "b": table, "c": other})
     assert halved["a"].data_ptr() == halved["b"].data_ptr()
     assert {weight.dtype for weight in halved.values()} == {torch.float16}
     assert torch.allclose(halved["c"].float(), other, atol=1e-3)
