@@ -96,7 +96,7 @@ class ProcessGroup:
         return items[self.rank :: self.size]
 
     def merge(self, results: Iterable[T]) -> list[T]:
-        """Gather the results that each process computed for its `share`; all processes get them in the order of all items.
+        """Gather the results that each process computed for its `share`; all processes get them, in order.
 
         An error in one process, while it computes its results, is raised on all processes.
         """
