@@ -226,8 +226,8 @@ def busy(bench: Bench, processes: int, updates: int) -> dict[str, Any]:
     }
 
 
-def presets(config: TrainConfig, prepared: Prepared, updates: int) -> list[dict[str, Any]]:
-    """Time training with every attention preset. Other values are as configured, unless the preset sets them."""
+def presets(config: TrainConfig, prepared: Prepared, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Time training and search with every attention preset. The preset may replace other configured values."""
     rows = []
     for name in sorted(path.stem for path in (config_dir() / "attention").glob("*.yaml")):
         overrides = [word for word in HydraConfig.get().overrides.task if not word.startswith(("attention=", "size="))]
@@ -239,7 +239,10 @@ def presets(config: TrainConfig, prepared: Prepared, updates: int) -> list[dict[
             print(f"{name}: left out: {error}", file=sys.stderr, flush=True)
             continue
         bench = Bench(preset, prepared)
-        rows.append({"attention": name, **bench.training(updates)})
+        row = {"attention": name, **bench.training(options.updates)}
+        if not options.no_decoding:
+            row["sentences_per_second"] = decoding(bench)[1]["sentences_per_second"]
+        rows.append(row)
         print(f"{name}: {rows[-1]['tokens_per_second']:,.0f} target tokens/s", file=sys.stderr, flush=True)
     return rows
 
@@ -285,7 +288,7 @@ def measure(
     if not options.no_decoding:
         results["decoding"] = decoding(bench)
     if options.presets:
-        results["presets"] = presets(config, prepared, options.updates)
+        results["presets"] = presets(config, prepared, options)
     if options.growth:
         results["growth"] = growth(config, prepared, options.updates)
     return results
@@ -331,7 +334,7 @@ def report(results: dict[str, Any]) -> None:
             Column("milliseconds_at_bound", "ms at the processor's bound", decimals(1)),
         ],
         "decoding": [Column("search", "search"), sentences_per_second, columns[0]],
-        "presets": [Column("attention", "`attention=`"), *columns[:2], columns[3]],
+        "presets": [Column("attention", "`attention=`"), *columns[:2], columns[3], sentences_per_second],
         "growth": [Column("length", "length"), Column("vocabulary", "vocabulary"), columns[0]],
     }
     for name, table in tables.items():

@@ -7,11 +7,15 @@
 A file NAME.npz holds, for validation and test set, sacreBLEU's statistics of each sentence (`test/bleu` (10, N),
 `test/chrf` (18, N), `test/ter` (2, N)) and the number of words of each source (`test/words` (N,)). Its `record` is
 JSON: the configuration, the results, the learning curves and the machine of the run. Existing files are kept.
+
+Runs that trained beside other work, or on several machines, have times that do not compare. If FOLDER has the
+benchmark.json of `scripts/benchmark.py --presets`, the speeds of each preset are read there.
 """
 
 import argparse
 import json
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,7 +24,7 @@ from zipfile import ZIP_LZMA, ZipFile
 import numpy as np
 
 from nmt.compare.compare import Comparison, compare, find, group
-from nmt.compare.entry import Entry, HeldOut, Training, read_metrics, read_run, read_settings
+from nmt.compare.entry import Entry, HeldOut, Training, describe_machine, read_metrics, read_run, read_settings
 from nmt.compare.report import tables, write_files
 from nmt.config.compose import flatten
 from nmt.config.errors import UserError
@@ -33,6 +37,7 @@ from nmt.system.text_table import markdown
 
 SPLITS = ("validation", "test")
 NOT_PACKED = ("bleu_by_length", "search", "directions")  # keys of the results that follow from the other values
+SPEEDS = "benchmark.json"  # file with the speed of every preset, beside the files of the runs
 COMPARISON = "comparison"  # folder of the comparison, beside the files of the runs
 ROUNDING = 1e-4  # largest difference between a recorded and a recomputed score that counts as equal
 
@@ -104,12 +109,27 @@ def unpack(file: Path, split: str) -> tuple[Entry, HeldOut]:
     return entry, HeldOut(sources, [""] * len(sources), settings)
 
 
+def with_speeds(entry: Entry, benchmark: dict[str, Any]) -> Entry:
+    """Replace the speeds of a run by those of its preset in a benchmark. Raises UserError if its preset is missing."""
+    preset = entry.choices.get("attention")
+    speeds = {row["attention"]: row for row in benchmark["presets"]}
+    if preset not in speeds:
+        raise UserError(f"{SPEEDS}: has no speed of {preset}; run scripts/benchmark.py --presets again")
+    update = speeds[preset]["milliseconds_an_update"] / 1000
+    training = replace(entry.training, update_seconds=update, machine=describe_machine(benchmark["machine"]))
+    return replace(entry, training=training, sentences_per_second=speeds[preset]["sentences_per_second"])
+
+
 def compared(folder: Path, split: str, baseline: str | None) -> Comparison:
     """Compare all packed runs of a folder as nmt-compare does. Raises UserError if the folder has none."""
     runs = [unpack(file, split) for file in sorted(folder.glob("*.npz"))]
     if not runs:
         raise UserError(f"{folder}: has no packed runs")
-    systems, (_, held_out) = group([entry for entry, _ in runs]), runs[0]
+    entries, held_out = [entry for entry, _ in runs], runs[0][1]
+    if (folder / SPEEDS).is_file():
+        benchmark = read_json(folder / SPEEDS)
+        entries = [with_speeds(entry, benchmark) for entry in entries]
+    systems = group(entries)
     if baseline is not None and (base := find(baseline, systems)) is None:
         raise UserError(f"baseline={baseline}: not one of {', '.join(system.name for system in systems)}")
     settings = {"examples": 0, "sentences": [], "bootstrap_samples": 1000, "randomisation_trials": 10000}

@@ -103,7 +103,7 @@ class Training:
             update_seconds=tokens / updates / median(rates) if tokens and updates and rates else None,
             tokens_per_second=rate or None,
             perplexity=next((point.perplexity for point in reversed(curve) if point.updates == best), None),
-            machine=_machine(manifest),
+            machine=describe_machine((manifest.get("starts") or [{}])[-1].get("machine", {})),
             curve=curve,
         )
 
@@ -274,9 +274,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def _machine(manifest: Mapping[str, Any]) -> str:
-    """Describe the machine of the last start; empty if it is unknown."""
-    machine = (manifest.get("starts") or [{}])[-1].get("machine", {})
+def describe_machine(machine: Mapping[str, Any]) -> str:
+    """Describe a machine as a manifest records it; empty if it is unknown."""
     counts = [f"{key}={machine[key]}" for key in ("threads", "processes") if machine.get(key)]
     return printable(", ".join(map(str, (*(machine[key] for key in ("name", "precision") if key in machine), *counts))))
 

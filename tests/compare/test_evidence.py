@@ -25,7 +25,7 @@ def test_what_is_packed_gives_the_recorded_figures_and_holds_no_text(
         monkeypatch.setattr(sys, "argv", ["evidence", *words, str(kept)])
         return evidence.main(), capsys.readouterr().out
 
-    assert train(train_config("training.max_steps=3"), run, []) == 0
+    assert train(train_config("training.max_steps=3"), run, ["attention=bahdanau"]) == 0
     status, printed = call("pack", str(run.parent))
     assert status == 0
     assert "1 runs checked, 0 scores differ" in printed
@@ -46,6 +46,22 @@ def test_what_is_packed_gives_the_recorded_figures_and_holds_no_text(
     assert system["aer"] == pytest.approx(100 * recorded["aer"])
     assert system["update_milliseconds"] > 0
     assert call("check") == (0, f"1 runs checked, 0 scores differ\n{comparison}: 0 figures differ\n")
+
+    speed = {"attention": "bahdanau", "milliseconds_an_update": 123.0, "sentences_per_second": 45.0}
+    benchmark = {"machine": {"name": "a quiet machine", "threads": 1}, "presets": [speed]}
+    (kept / "benchmark.json").write_text(json.dumps(benchmark))
+    assert call("check")[0] == 1  # the comparison has the run's own speeds
+    assert call("table")[0] == 0
+    timed = json.loads(comparison.read_text())["comparisons"][0]
+    assert timed["machines"] == ["a quiet machine, threads=1"]
+    assert timed["systems"][0]["update_milliseconds"] == 123
+    assert timed["systems"][0]["cost_seconds"] == pytest.approx(3 * 0.123)
+    assert timed["systems"][0]["sentences_per_second"] == 45
+    assert call("check")[0] == 0
+    (kept / "benchmark.json").write_text(json.dumps({**benchmark, "presets": []}))
+    assert call("table")[0] == 2
+    (kept / "benchmark.json").unlink()
+    call("table")
 
     comparison.write_text(comparison.read_text().replace(f'"chrf": {system["chrf"]}', '"chrf": 99.0', 1))
     status, printed = call("check")
