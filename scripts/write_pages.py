@@ -1,13 +1,15 @@
 """Write the parts of the documentation that come from other files, so that it reads the same on disk and on the site.
 
 docs/configuration/ is a reference of every value, from the comments of configs/ and the types of the schema. Each page
-of an attention preset shows the parts of the preset, from configs/attention, and its row in docs/results/demo.md.
+of an attention preset shows the parts of the preset, from configs/attention, its row in docs/results/demo.md and its
+row in the leaderboard, whose figures `scripts/evidence.py table` writes. The pages on Python come from docstrings.
 
     python scripts/write_pages.py           # writes the files that differ
     python scripts/write_pages.py --check   # names the files that differ, and then exits with status 1
 """
 
 import argparse
+import json
 import re
 import sys
 import tomllib
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
+from python_reference import reference
 
 Json = dict[str, Any]
 GRAMMAR = """\
@@ -48,6 +51,8 @@ GROUPS = {  # page -> groups on it, which are folders of configs/
     "experiment": ["experiment"],
     "hydra": ["hydra/launcher", "hydra/sweeper"],
 }
+SIGNIFICANT = 0.05  # a star marks a smaller p
+FILLED = ("quickstart", "api/translator", "api/attention")  # pages of docs/ with text in markers
 COMMANDS = ("evaluate", "translate", "compare", "serve", "export")
 SEARCHING = ("evaluate", "translate", "serve")  # the commands with the group `search`
 
@@ -345,7 +350,7 @@ DECODER = {
     "readout": "Readout",
     "bridge": "First state",
 }
-SECTION = re.compile(r"<!-- (\w+) -->\n.*?<!-- end -->", re.S)
+SECTION = re.compile(r"<!-- (\w+)((?: [\w.]+)*) -->\n.*?<!-- end -->", re.S)
 
 
 def preset_parts(root: Path, preset: str) -> str:
@@ -380,20 +385,76 @@ def preset_figures(root: Path, preset: str) -> str:
     return "\n".join([lines[header], lines[header + 1], lines[row]])
 
 
+def board_rows(root: Path) -> tuple[list[str], dict[str, str]]:
+    """Return the two lines of the leaderboard's header, and the row of each preset in the order of BLEU."""
+    written = root / "docs" / "results" / "leaderboard" / "multi30k" / "comparison" / "comparison.json"
+    (comparison,) = json.loads(written.read_text(encoding="utf-8"))["comparisons"]
+    differences = {row["system"]: row for row in comparison["differences"]}
+    seconds = round(comparison["budget"]["seconds"] / 60)
+    titles = [
+        *("`attention=`", "BLEU", f"Difference to `{comparison['baseline']}`", "p", "chrF", "Perplexity"),
+        *("BLEU, longest fifth", f"BLEU after {seconds} minutes", "ms an update", "Sentences/s", "Parameters"),
+    ]
+    rows = {}
+    for system in comparison["systems"]:
+        difference = differences.get(system["name"])
+        cells = [
+            f"`{system['name']}`",
+            f"{system['bleu']:.2f} ± {system['bleu_ci']:.2f}",
+            f"{difference['difference']:+.2f} ± {difference['difference_ci']:.2f}" if difference else "-",
+            f"{difference['p']:.3f}{' *' if difference['p'] < SIGNIFICANT else ''}" if difference else "-",
+            *(f"{system[key]:.2f}" for key in ("chrf", "perplexity", "bleu_longest", "bleu_equal_time")),
+            *(f"{system[key]:,.0f}" for key in ("update_milliseconds", "sentences_per_second")),
+            f"{system['parameters'] / 1e6:.1f} M",
+        ]
+        rows[system["name"]] = f"| {' | '.join(cells)} |"
+    return [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"], rows
+
+
+def leaderboard(root: Path, _: str) -> str:
+    """Return the table of all presets in the leaderboard."""
+    header, rows = board_rows(root)
+    return "\n".join([*header, *rows.values()])
+
+
+def board_row(root: Path, preset: str) -> str:
+    """Return the header and a preset's row of the leaderboard, or a sentence if the preset has no finished run."""
+    header, rows = board_rows(root)
+    if preset not in rows:
+        return "The leaderboard has no finished run of this preset yet."
+    return "\n".join([*header, rows[preset]])
+
+
 def clone(root: Path, _: str) -> str:
     """Return the command that clones the project, with the address in pyproject.toml."""
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return f"```sh\ngit clone {project['urls']['Repository']} nmt && cd nmt\n```"
 
 
-FILLS = {"parts": preset_parts, "figures": preset_figures, "clone": clone}  # by the NAME in `<!-- NAME -->`
+def python(_: Path, names: str) -> str:
+    """Return the Python reference of an object and of the members named after it."""
+    name, *members = names.split()
+    return reference(name, members)
+
+
+FILLS = {  # by the NAME in `<!-- NAME -->`
+    "parts": preset_parts,
+    "figures": preset_figures,
+    "board": board_row,
+    "leaderboard": leaderboard,
+    "clone": clone,
+    "python": python,
+}
 
 
 def filled(root: Path, path: Path) -> str:
-    """Return the text of a page with new text between each `<!-- NAME -->` and `<!-- end -->`."""
+    """Return the text of a page with new text between each `<!-- NAME WORDS -->` and `<!-- end -->`.
+
+    Without words, the text is about what the page is named after.
+    """
 
     def section(match: re.Match[str]) -> str:
-        return f"<!-- {match[1]} -->\n{FILLS[match[1]](root, path.stem)}\n<!-- end -->"
+        return f"<!-- {match[1]}{match[2]} -->\n{FILLS[match[1]](root, match[2].strip() or path.stem)}\n<!-- end -->"
 
     return SECTION.sub(section, path.read_text(encoding="utf-8"))
 
@@ -403,7 +464,8 @@ def written_pages(root: Path) -> dict[Path, str]:
     reference = {root / "docs" / "configuration" / name: text for name, text in pages(root / "configs").items()}
     presets = sorted((root / "configs" / "attention").glob("*.yaml"))
     others = [root / "docs" / "attention" / path.with_suffix(".md").name for path in presets]
-    return reference | {path: filled(root, path) for path in [root / "README.md", root / "docs/quickstart.md", *others]}
+    others += [root / "README.md", *(root / "docs" / f"{page}.md" for page in FILLED)]
+    return reference | {path: filled(root, path) for path in others}
 
 
 def main() -> int:

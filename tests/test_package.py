@@ -67,7 +67,7 @@ def test_each_dependency_is_pinned_once_with_its_hashes() -> None:
 
 REQUIRES = {
     "mkdocs": ["shared>=1", "only-docs", 'windows; sys_platform == "win32"', 'extra-part; extra == "i18n"'],
-    "mkdocstrings": ['handler>=1; extra == "python"', 'other; extra == "crystal"'],
+    "mkdocs-material": ["theme", 'other; extra == "crystal"'],
     "torch": ["shared"],
 }
 
@@ -76,7 +76,7 @@ def test_what_only_the_documentation_needs_is_pinned_apart(monkeypatch: pytest.M
     pin = script("pin")
     monkeypatch.setattr(pin, "requires", lambda name: REQUIRES.get(name, []))
     needed = pin.docs_only()
-    assert needed >= {"mkdocs", "only-docs", "mkdocstrings", "handler"}
+    assert needed >= {"mkdocs", "only-docs", "mkdocs-material", "theme"}
     assert not needed & {"shared", "windows", "extra-part", "other", "torch"}
 
 

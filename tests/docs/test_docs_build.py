@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from documents import PRESETS, ROOT
 
-for module in ("mkdocs", "material", "mkdocstrings", "latex2mathml"):
+for module in ("mkdocs", "material", "latex2mathml"):
     pytest.importorskip(module, reason="the extra `docs` is not installed")
 
 

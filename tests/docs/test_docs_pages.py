@@ -11,6 +11,7 @@ from documents import PRESETS, ROOT, blocks, links, markdown_files, name_of, pag
 from test_layers import ROOMS
 
 sys.path.append(str(ROOT / "scripts"))
+import python_reference
 import write_pages
 
 KEY = re.compile(r"^([a-z_]+(?:[./][a-z_0-9]+)*)(@[a-z_.]+)?=")
@@ -134,3 +135,39 @@ def test_the_written_pages_are_up_to_date() -> None:
         path.name for path, text in write_pages.written_pages(ROOT).items() if path.read_text(encoding="utf-8") != text
     ]
     assert stale == [], "run: python scripts/write_pages.py"
+
+
+class Sample:
+    """A sample.
+
+    It has <s>.
+    """
+
+    # one of several, and what
+    # follows
+    size: int
+    name: str = "x"  # the name, </s> last
+
+    def __init__(self, first: "list[int]", *, second: str = "a=b") -> None:
+        """first: numbers."""
+
+    def grow(self, by: int) -> int:
+        """Grow: (B, T) -> (B,)."""
+        raise NotImplementedError
+
+    def undocumented(self) -> None:
+        raise NotImplementedError
+
+    def _private(self) -> None:
+        """Not shown."""
+
+
+def test_the_python_reference_has_signatures_docstrings_and_the_comments_of_fields() -> None:
+    assert python_reference.described("here.Sample", Sample, None).splitlines() == [
+        *("### Sample", "", "```py", "class here.Sample(first: list[int], *, second: str = 'a=b')", "```", ""),
+        *("A sample.", "", r"It has \<s>.", "", "first: numbers.", ""),
+        *("- `size`: `int`, one of several, and what follows", r"- `name`: `str`, the name, \</s> last", ""),
+        *("#### Sample.grow", "", "```py", "grow(by: int) -> int", "```", "", "Grow: (B, T) -> (B,)."),
+    ]
+    with pytest.raises(AttributeError, match="no attribute 'Translater'"):
+        python_reference.reference("nmt.Translater", [])
