@@ -174,23 +174,27 @@ class LocalMonotonicWindow(Window):
 
 
 class LocalPredictiveWindow(Window):
-    """Keeps the positions in [p_t - D, p_t + D], where D = `reach` and the centre p_t = S sigmoid(v . tanh(W q_t)) is
-    predicted from the query q_t   (Luong et al. 2015, eq. 9 and 10, local-p).
+    """Keeps the positions in [p_t - D, p_t + D], where D = `reach` and the centre is predicted from the query q_t:
+    p_t = S sigmoid(v . tanh(W q_t) / sqrt(A))   (Luong et al. 2015, eq. 9 and 10, local-p, but for the root).
 
-    S is the length of the sentence, and v and W are learned. Positions count from 0. A Gaussian around p_t with
+    S is the length of the sentence; v (A) and W (A, Q) are learned. Positions count from 0. A Gaussian around p_t with
     sigma = D/2 multiplies the weights; through it the gradient reaches p_t.
+
+    The paper does not divide by the root. Adam moves each element of v by about the learning rate, and so the sum by up
+    to A times as much. Without the root, a few updates move p_t to an end of the sentence, where the sigmoid is flat.
     """
 
     def __init__(self, reach: int, query_dim: int, attention_dim: int) -> None:
         super().__init__()
         self.reach = reach
-        self.position_proj = Linear(query_dim, attention_dim, bias=False)
-        self.position = Linear(attention_dim, 1, bias=False)
+        self.centre_proj = Linear(query_dim, attention_dim, bias=False)
+        self.centre = Linear(attention_dim, 1, bias=False)
+        self.scale: float = attention_dim**-0.5
 
     def centres(self, query: Tensor, valid: Tensor, steps: range) -> Tensor:
         """Compute p_t: (B, T, Q), bool (B, S) -> (B, T)."""
-        position = self.position(torch.tanh(self.position_proj(query))).squeeze(-1)
-        return valid.sum(1, keepdim=True) * torch.sigmoid(wide(position))
+        centre = self.scale * self.centre(torch.tanh(self.centre_proj(query))).squeeze(-1)
+        return valid.sum(1, keepdim=True) * torch.sigmoid(wide(centre))
 
     def falloff(self, offsets: Tensor) -> Tensor:
         """Compute exp(-offset^2 / (2 sigma^2)): (B, T, W) -> (B, T, W)."""

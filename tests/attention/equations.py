@@ -124,8 +124,9 @@ def centre(config: schema.Window, p: Parameters, q: Array, t: int, length: int) 
     """Compute the centre p_t of the window, counted from 0 (Luong et al. 2015, 3.2)."""
     if isinstance(config, schema.LocalMonotonicWindow):
         return float(min(t, length - 1))
-    hidden = np.tanh(p["window.position_proj.weight"] @ q)
-    return float(length / (1 + np.exp(-(p["window.position.weight"][0] @ hidden))))  # eq. 9
+    hidden = np.tanh(p["window.centre_proj.weight"] @ q)
+    shift = p["window.centre.weight"][0] @ hidden / np.sqrt(len(hidden))
+    return float(length / (1 + np.exp(-shift)))  # eq. 9, but with the root
 
 
 def window(config: schema.Window, p: Parameters, q: Array, t: int, length: int) -> list[int]:
