@@ -16,6 +16,7 @@ def on_config(config: Any) -> Any:  # noqa: ANN401
     """Link every page to the project's address in pyproject.toml; MkDocs calls this first."""
     text = (Path(config.config_file_path).parent / "pyproject.toml").read_text(encoding="utf-8")
     config.repo_url = tomllib.loads(text)["project"]["urls"]["Repository"]
+    config.repo_name = "Source code"
     return config
 
 
