@@ -83,9 +83,9 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
-@pytest.fixture
-def signals_of_a_terminal() -> Iterator[None]:
-    """Set the signal handlers that a terminal's process has; under nohup, the test's process ignores some signals."""
+@pytest.fixture(autouse=True)
+def _signals_of_a_terminal() -> Iterator[None]:
+    """Set the signal handlers that a terminal's process has: under nohup or with &, tests would ignore some signals."""
     fresh = {number: signal.SIG_DFL for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)}
     handlers = {signal.SIGINT: signal.default_int_handler, **fresh}
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}

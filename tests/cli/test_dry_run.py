@@ -78,7 +78,6 @@ def test_what_it_is_not_for_is_refused_in_a_line(words: list[str], told: str, ho
     ("number", "during"),
     [(signal.SIGTERM, "update"), pytest.param(signal.SIGINT, "prepare", marks=pytest.mark.slow)],
 )
-@pytest.mark.usefixtures("signals_of_a_terminal")
 def test_a_signal_leaves_nothing_either(number: int, during: str, home: Path) -> None:
     """The signal arrives while the corpus is prepared, or during an update."""
 

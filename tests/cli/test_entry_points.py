@@ -17,7 +17,6 @@ from nmt.cli import entry
 
 COMMANDS = ("train", "evaluate", "translate", "compare", "export", "serve")
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.usefixtures("signals_of_a_terminal")
 
 
 def status_and_output(command: str, folder: Path, prepare: Callable[[], object] = bool) -> tuple[int, str]:

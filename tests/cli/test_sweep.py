@@ -174,7 +174,6 @@ ALONE = ["hydra/launcher=parallel", "hydra.launcher.n_jobs=1"]  # with one job, 
 
 
 @pytest.mark.system
-@pytest.mark.usefixtures("signals_of_a_terminal")
 @pytest.mark.parametrize(
     ("number", "launcher"),
     [

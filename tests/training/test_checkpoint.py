@@ -28,10 +28,8 @@ Config = Callable[..., TrainConfig]
 # Signals
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-at_a_terminal = pytest.mark.usefixtures("signals_of_a_terminal")
 
 
-@at_a_terminal
 @pytest.mark.parametrize("number", STOPPING)
 def test_the_first_is_noted_repetitions_are_not_and_ctrl_c_stops_at_once(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch
@@ -51,7 +49,6 @@ def test_the_first_is_noted_repetitions_are_not_and_ctrl_c_stops_at_once(
     assert signal.getsignal(number) == handler
 
 
-@at_a_terminal
 @pytest.mark.parametrize("number", STOPPING)
 def test_what_the_process_ignores_stays_ignored(number: signal.Signals) -> None:
     signal.signal(number, signal.SIG_IGN)  # as nohup does for SIGHUP, and & in a script for SIGINT
@@ -61,7 +58,6 @@ def test_what_the_process_ignores_stays_ignored(number: signal.Signals) -> None:
     assert signal.getsignal(number) == signal.SIG_IGN
 
 
-@at_a_terminal
 def test_a_signal_saves_undisturbed_and_then_reaches_the_launcher() -> None:
     events: list[object] = []
     signal.signal(signal.SIGUSR2, lambda number, _: events.append(number))
@@ -83,7 +79,6 @@ def test_a_signal_saves_undisturbed_and_then_reaches_the_launcher() -> None:
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
-@at_a_terminal
 def test_what_a_launcher_handles_is_left_to_it() -> None:
     handled: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: handled.append(number))

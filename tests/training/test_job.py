@@ -46,7 +46,6 @@ def whole(trained: Path, tmp_path: Path) -> Path:
     return shutil.copytree(trained, tmp_path / "whole")
 
 
-@pytest.mark.usefixtures("signals_of_a_terminal")
 @pytest.mark.parametrize(
     ("number", "at"),
     [
