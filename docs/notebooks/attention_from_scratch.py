@@ -170,7 +170,8 @@ else:
 # %% [markdown]
 # ## Beside the library: scores
 #
-# Three scores, in NumPy and as the library's parts. `general` and `additive` have parameters, which we copy:
+# Three scores, in NumPy and as the library's parts. `general` and `additive` have parameters, which we copy. For the general score, the
+# library learns $\sqrt d \, W$ in place of $W$, which suits Adam better:
 #
 # $$\text{scaled dot: } \frac{q^\top k}{\sqrt d}, \qquad \text{general: } q^\top W k, \qquad \text{additive: } v^\top \tanh(W q + U k)$$
 
@@ -199,7 +200,7 @@ W, U, v = parameters(additive_score)
 energies = {
     "dot": (DotScore(), queries @ keys.T),
     "scaled dot": (ScaledDotScore(), queries @ keys.T / np.sqrt(d)),
-    "general": (general_score, queries @ W_general @ keys.T),
+    "general": (general_score, queries @ W_general @ keys.T / np.sqrt(d)),
     "additive": (additive_score, additive(queries, keys, W, U, v.ravel())),
 }
 for name, (score, ours) in energies.items():

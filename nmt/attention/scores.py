@@ -112,16 +112,21 @@ class ScaledDotScore(DotScore):
 
 
 class GeneralScore(DotScore):
-    """Computes e_ts = q_t . W h_s   (Luong et al. 2015, eq. 7, general)."""
+    """Computes e_ts = q_t . W h_s   (Luong et al. 2015, eq. 7, general), where W = V / sqrt(Q) and V (Q, M) is learned.
+
+    The paper learns W itself, by plain gradient descent. Adam moves each of the Q M elements by about the learning rate,
+    and so the scores by steps that grow with the size. The root makes these steps smaller, but not the set of functions.
+    """
 
     def __init__(self, query_dim: int, memory_dim: int) -> None:
         super().__init__()
-        self.key_proj = Linear(memory_dim, query_dim, bias=False)
+        self.bilinear = Linear(memory_dim, query_dim, bias=False)
+        self.scale: float = query_dim**-0.5
 
     def keys(self, memory: Tensor) -> Tensor:
         """Compute the keys W h_s, once per source sentence: (B, S, M) -> (B, S, Q)."""
-        projected: Tensor = self.key_proj(memory)
-        return projected
+        projected: Tensor = self.bilinear(memory)
+        return self.scale * projected
 
 
 class AdditiveScore(Score):

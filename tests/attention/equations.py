@@ -85,7 +85,7 @@ def energy(  # noqa: C901, PLR0911
         case schema.ScaledDotScore():  # Vaswani et al. 2017, eq. 1
             return float(np.sum(q * (h + extra)) / np.sqrt(len(q)))
         case schema.GeneralScore():  # Luong et al. 2015, eq. 7
-            return float(q @ (p["score.key_proj.weight"] @ h + extra))
+            return float(q @ (p["score.bilinear.weight"] / np.sqrt(len(q)) @ h + extra))
         case schema.CosineScore():  # Graves et al. 2014, eq. 5 and 6
             wanted = p["score.query_proj.weight"] @ q
             sharpness = np.log1p(np.exp(p["score.strength.weight"][0] @ q + p["score.offset"]))
