@@ -115,7 +115,7 @@ class GeneralScore(DotScore):
     """Computes e_ts = q_t . W h_s   (Luong et al. 2015, eq. 7, general), where W = V / sqrt(Q) and V (Q, M) is learned.
 
     The paper learns W itself, by plain gradient descent. Adam moves each of the Q M elements by about the learning rate.
-    The steps of the scores therefore grow with the size. The root makes them smaller and leaves the functions the same.
+    The steps of the scores therefore grow with the size. The root makes them smaller; the functions are the same.
     """
 
     def __init__(self, query_dim: int, memory_dim: int) -> None:
