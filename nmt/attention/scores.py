@@ -114,8 +114,8 @@ class ScaledDotScore(DotScore):
 class GeneralScore(DotScore):
     """Computes e_ts = q_t . W h_s   (Luong et al. 2015, eq. 7, general), where W = V / sqrt(Q) and V (Q, M) is learned.
 
-    The paper learns W itself, by plain gradient descent. Adam moves each of the Q M elements by about the learning rate.
-    The steps of the scores therefore grow with the size. The root makes them smaller; the functions are the same.
+    The paper learns W itself, by plain gradient descent. Adam moves each element by about the learning rate, and so the
+    scores by steps that grow with Q and M. The root makes these steps smaller; the set of functions stays the same.
     """
 
     def __init__(self, query_dim: int, memory_dim: int) -> None:
