@@ -52,7 +52,7 @@ GROUPS = {  # page -> groups on it, which are folders of configs/
     "hydra": ["hydra/launcher", "hydra/sweeper"],
 }
 SIGNIFICANT = 0.05  # a star marks a smaller p
-FILLED = ("quickstart", "api/translator", "api/attention")  # pages of docs/ with text in markers
+FILLED = ("quickstart", "results/leaderboard", "api/translator", "api/attention")  # pages of docs/ with text in markers
 COMMANDS = ("evaluate", "translate", "compare", "serve", "export")
 SEARCHING = ("evaluate", "translate", "serve")  # the commands with the group `search`
 
@@ -385,15 +385,22 @@ def preset_figures(root: Path, preset: str) -> str:
     return "\n".join([lines[header], lines[header + 1], lines[row]])
 
 
+def board(root: Path) -> Json:
+    """Read the leaderboard, as `scripts/evidence.py table` has written it."""
+    written = root / "docs" / "results" / "leaderboard" / "multi30k" / "comparison" / "comparison.json"
+    comparison: Json
+    (comparison,) = json.loads(written.read_text(encoding="utf-8"))["comparisons"]
+    return comparison
+
+
 def board_rows(root: Path) -> tuple[list[str], dict[str, str]]:
     """Return the two lines of the leaderboard's header, and the row of each preset in the order of BLEU."""
-    written = root / "docs" / "results" / "leaderboard" / "multi30k" / "comparison" / "comparison.json"
-    (comparison,) = json.loads(written.read_text(encoding="utf-8"))["comparisons"]
+    comparison = board(root)
     differences = {row["system"]: row for row in comparison["differences"]}
-    seconds = round(comparison["budget"]["seconds"] / 60)
+    minutes = round(comparison["budget"]["seconds"] / 60)
     titles = [
         *("`attention=`", "BLEU", f"Difference to `{comparison['baseline']}`", "p", "chrF", "Perplexity"),
-        *("BLEU, longest fifth", f"BLEU after {seconds} minutes", "ms an update", "Sentences/s", "Parameters"),
+        *("BLEU, longest fifth", f"Validation BLEU, {minutes} minutes", "ms an update", "Sentences/s", "Parameters"),
     ]
     rows = {}
     for system in comparison["systems"]:
@@ -425,6 +432,20 @@ def board_row(root: Path, preset: str) -> str:
     return "\n".join([*header, rows[preset]])
 
 
+def headline(root: Path, names: str) -> str:
+    """Return a table of some presets: what docs/attention/index.md says of them, and their BLEU in the leaderboard."""
+    overview = (root / "docs" / "attention" / "index.md").read_text(encoding="utf-8")
+    scores = {system["name"]: f"{system['bleu']:.1f} ± {system['bleu_ci']:.1f}" for system in board(root)["systems"]}
+    lines = ["| `attention=` | What it does | Paper | Test BLEU |", "|---|---|---|---|"]
+    for name in names.split():
+        match = re.search(rf"^\| \[`{name}`\]\((.*?)\) \| (.*?) \| (.*?) \|$", overview, re.M)
+        if match is None:
+            raise ValueError(f"docs/attention/index.md has no row of {name}")
+        page, summary, paper = match.groups()
+        lines.append(f"| [`{name}`](docs/attention/{page}) | {summary} | {paper} | {scores.get(name, '-')} |")
+    return "\n".join(lines)
+
+
 def clone(root: Path, _: str) -> str:
     """Return the command that clones the project, with the address in pyproject.toml."""
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -442,6 +463,7 @@ FILLS = {  # by the NAME in `<!-- NAME -->`
     "figures": preset_figures,
     "board": board_row,
     "leaderboard": leaderboard,
+    "headline": headline,
     "clone": clone,
     "python": python,
 }

@@ -39,7 +39,8 @@ class Explanation:
     heads: NDArray[np.float32] | None  # (N, T, S) weights of N heads; None with a single head
     centres: list[float] | None  # centre of each step's window; None unless attention is local with one head
     reach: int | None  # positions of the window on either side of its centre; None without centres
-    # Position where each step stopped, or None past the end; no list unless attention is monotonic with one head.
+    # for each step, the position where it stopped, or None if it went past the end of the source; the whole value is
+    # None unless attention is monotonic with one head
     stops: list[int | None] | None
     saliency: NDArray[np.floating[Any]] | None  # (T, S) gradient norms, each row scaled to sum 1; None if not computed
 
