@@ -110,14 +110,14 @@ def unpack(file: Path, split: str) -> tuple[Entry, HeldOut]:
 
 
 def with_speeds(entry: Entry, benchmark: dict[str, Any]) -> Entry:
-    """Replace the speeds of a run by those of its preset in a benchmark. Raises UserError if its preset is missing."""
+    """Replace the speeds of a run by those of its preset in a benchmark. Raises UserError if one is missing."""
     preset = entry.choices.get("attention")
-    speeds = {row["attention"]: row for row in benchmark["presets"]}
-    if preset not in speeds:
-        raise UserError(f"{SPEEDS}: has no speed of {preset}; run scripts/benchmark.py --presets again")
-    update = speeds[preset]["milliseconds_an_update"] / 1000
+    speeds = next((row for row in benchmark.get("presets", []) if row["attention"] == preset), {})
+    if not {"milliseconds_an_update", "sentences_per_second"} <= speeds.keys():
+        raise UserError(f"{SPEEDS}: lacks a speed of {preset}; run scripts/benchmark.py --presets, with decoding")
+    update = speeds["milliseconds_an_update"] / 1000
     training = replace(entry.training, update_seconds=update, machine=describe_machine(benchmark["machine"]))
-    return replace(entry, training=training, sentences_per_second=speeds[preset]["sentences_per_second"])
+    return replace(entry, training=training, sentences_per_second=speeds["sentences_per_second"])
 
 
 def compared(folder: Path, split: str, baseline: str | None) -> Comparison:

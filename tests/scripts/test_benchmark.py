@@ -44,6 +44,7 @@ def test_measures_training_decoding_presets_and_growth(tmp_path: Path, tiny_over
     assert sum(found["phases"].values()) > 0
     assert [row["search"] for row in found["decoding"]] == ["greedy", "beam 2"]
     assert {"none", "bahdanau", "monotonic"} < {row["attention"] for row in found["presets"]}
+    assert all(row["sentences_per_second"] > 0 for row in found["presets"])
     assert [row["length"] for row in found["growth"]][:4] == [10, 20, 40, 80]
     assert "luong_dot: left out: attention.score.kind=dot" in printed
     assert "luong_dot" not in {row["attention"] for row in found["presets"]}
