@@ -115,7 +115,8 @@ class GeneralScore(DotScore):
     """Computes e_ts = q_t . W h_s   (Luong et al. 2015, eq. 7, general), where W = V / sqrt(Q) and V (Q, M) is learned.
 
     The paper learns W itself, by plain gradient descent. Adam moves each element by about the learning rate, and so the
-    scores by steps that grow with Q and M. The root makes these steps smaller; the set of functions stays the same.
+    scores by steps that grow with Q and M. Dividing by the root makes these steps
+    smaller. The score can still represent the same functions.
     """
 
     def __init__(self, query_dim: int, memory_dim: int) -> None:
