@@ -16,7 +16,8 @@ MOMENTUM = 0.9  # share that the running mean reward keeps at each update (Xu et
 
 
 class Aligned(NamedTuple):
-    """The weights of the context. The other fields are for `Policy`, and None unless REINFORCE trains the weights."""
+    """The weights of the context. `Policy` reads the other fields, which are None unless REINFORCE trains the
+    weights."""
 
     weights: Tensor  # (B, T, W)
     log_prob: Tensor | None = None  # (B, T) log-probability of the sampled position
@@ -24,9 +25,9 @@ class Aligned(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What REINFORCE reads of the positions that hard attention sampled."""
+    """What REINFORCE needs to know about the positions that hard attention sampled."""
 
-    log_prob: Tensor  # (B, T) log-probability of the sampled position, summed over heads; 0 where none was sampled
+    log_prob: Tensor  # (B, T) log-probability of the sampled position, summed over heads; 0 without a sample
     entropy: Tensor  # (B, T) entropy of the distribution in nats, summed over heads
     query: Tensor  # (B, T, Q), from which a learned baseline is computed
 
@@ -34,20 +35,21 @@ class Choice(NamedTuple):
 class Alignment(nn.Module):
     """Turns the distribution over positions into the weights of the context.
 
-    If a window scales the distribution, `Attention` first makes it sum to 1 again. This base class returns the
-    distribution unchanged, for predictions that sum over source positions (nmt.model.latent).
+    If the factors of a window scale the distribution, `Attention` first makes the distribution sum to 1 again. This
+    base class returns the distribution unchanged. It serves predictions that sum over source positions
+    (nmt.model.latent).
     """
 
     def forward(self, distribution: Normalized) -> Aligned:
-        """Compute weights (B, T, W) from a distribution (B, T, W). A row without valid positions is 0 in both."""
+        """Compute weights (B, T, W) from a distribution (B, T, W). A row without valid positions stays 0."""
         return Aligned(distribution.weights)
 
 
 class SampledAlignment(Alignment):
     """Chooses one position: in training it samples, otherwise it takes the most probable one   (Xu et al. 2015, 4.1).
 
-    Sampling is not differentiable; `Policy` trains it. In training, each target position has the
-    probability `soft_share` of using the whole distribution instead of a sample, which reduces the variance of the
+    Sampling is not differentiable; therefore `Policy` trains the distribution. In training, each target position has
+    the probability `soft_share` of using the whole distribution instead of a sample, which reduces the variance of the
     gradient (ibid.).
     """
 
@@ -131,21 +133,23 @@ class PolicyLoss(NamedTuple):
     """The loss terms of REINFORCE, summed over target tokens."""
 
     loss: Tensor  # () to minimise: the sum of -(R_t - b_t) log p(s_t), minus entropy_weight times the entropy
-    regression: Tensor  # () squared error of a learned baseline, whose parameters it trains; 0 for a moving baseline
+    regression: Tensor  # () squared error, which trains a learned baseline; 0 for a moving baseline
     entropy: Tensor  # () entropy of the distributions in nats, to report; not differentiable
 
 
 class Policy(nn.Module):
-    """Trains sampled positions s_t by REINFORCE: grad = E[sum_t (R_t - b_t) grad log p(s_t)], with the return
-    R_t = sum_{t' >= t} discount^(t' - t) log p(y_t' | ...)   (Williams 1992; Xu et al. 2015, eq. 11 and 12).
+    """Trains the distribution of sampled positions s_t by REINFORCE: grad = E[sum_t (R_t - b_t) grad log p(s_t)], with
+    the return R_t = sum_{t' >= t} discount^(t' - t) log p(y_t' | ...)   (Williams 1992; Xu et al. 2015, eq. 11 and 12).
 
     The reward of a target token y_t is its log-probability. Unlike in the paper, R_t sums only the rewards from step t
-    on, which gives the same expected gradient with less variance. The baseline b_t is either a learned linear function
-    of the query, or "moving": the running mean reward of a token, times the number of remaining tokens (discounted like
-    the rewards).
+    on, which gives the same expected gradient with less variance.
+
+    The baseline b_t is either learned or moving. A learned baseline is a linear function of the query. A moving
+    baseline is the running mean reward of a token, times the number of remaining tokens; this number is discounted like
+    the rewards.
     """
 
-    mean_reward: Tensor
+    mean_reward: Tensor  # () mean reward of a token, for a moving baseline
 
     def __init__(self, query_dim: int, baseline: str, *, discount: float, entropy_weight: float) -> None:
         """baseline: "learned" or "moving". entropy_weight: factor of the entropy, which is maximised."""
@@ -156,7 +160,7 @@ class Policy(nn.Module):
             self.register_buffer("mean_reward", torch.zeros(()))
 
     def forward(self, choice: Choice, log_probs: Tensor, real: Tensor) -> PolicyLoss:
-        """Compute the loss terms from log-probabilities (B, T) of the target tokens; real: bool (B, T), False at
+        """Compute the loss terms. log_probs: (B, T), the rewards of the target tokens; real: bool (B, T), False at
         padding."""
         rewards = log_probs.detach().float().masked_fill(~real, 0.0)
         returns, ahead = self._to_go(rewards), self._to_go(real.float())

@@ -48,16 +48,16 @@ class Steering(NamedTuple):
 class Memory(NamedTuple):
     """The encoded source sentences. With N heads, each sentence has N consecutive rows in the batch axis B."""
 
-    values: Tensor  # (B, S, M) summands of the contexts: encoder states, or projections of them for one head
+    # (B, S, M) vectors whose weighted sum is a context: encoder states, or one head's projections of them
+    values: Tensor
     keys: Tensor  # (B, S, A) projections of the encoder states for the score, computed once per sentence
     valid: Tensor  # (B, S) bool, True where a position may be attended to
     mask: Tensor | None = None  # (B, 1, S) added to energies: 0 where valid, else the lowest finite number
-    projection: Tensor | None = None  # (A, F) factor P of the `KeyUpdate`, if the score or coverage has one
-    heads: int = 1
-    # Monotonic chunkwise attention has a second score, with its own keys (B, S, A) and projection (A, F); see `Chunk`.
-    chunk_keys: Tensor | None = None
-    chunk_projection: Tensor | None = None
-    steering: Steering | None = None
+    projection: Tensor | None = None  # (A, F) factor P of the `KeyUpdate`; None if there is no update of the keys
+    heads: int = 1  # number N of heads
+    chunk_keys: Tensor | None = None  # (B, S, A) keys of the second score of monotonic chunkwise attention, see `Chunk`
+    chunk_projection: Tensor | None = None  # (A, F) projection of this second score
+    steering: Steering | None = None  # weights that replace the computed weights at some steps
     detailed: bool = False  # True to return `Attended.detail`
 
     @property
@@ -74,7 +74,8 @@ class Memory(NamedTuple):
         return self._replace(values=values, keys=keys, valid=valid, mask=mask, chunk_keys=chunk_keys, steering=steering)
 
     def steered(self, steering: Steering) -> Self:
-        """Return a memory that steers the attention of all heads alike. `steering` has one row for each sentence."""
+        """Return a memory with this `steering`, which has one row for each sentence. All heads use the row of
+        their sentence."""
         return self._replace(steering=map_tensors(lambda part: part.repeat_interleave(self.heads, dim=0), steering))
 
 
@@ -91,11 +92,11 @@ class Attended(NamedTuple):
 
     context: Tensor  # (B, T, M)
     weights: Tensor  # (B, T, S), the mean of all heads
-    past: Past  # what the next step reads of this step and of earlier ones
-    log_weights: Tensor | None = None  # (B, T, S), -inf where the weight is exactly 0; see `Normalized`
+    past: Past  # what the next step reads of this step and of earlier steps
+    log_weights: Tensor | None = None  # (B, T, S) logarithms of the weights, -inf where a weight is exactly 0
     log_stops: Tensor | None = None  # (B, T, S) log-probability that monotonic reading stops at each position
-    choice: Choice | None = None  # what hard attention sampled, in training
-    detail: Detail | None = None  # present if `Memory.detailed`
+    choice: Choice | None = None  # what hard attention sampled in training
+    detail: Detail | None = None  # what each head did; present if `Memory.detailed`
 
 
 def join_steps(steps: Sequence[Attended]) -> Attended:
@@ -120,8 +121,8 @@ class Window(nn.Module):
 
     @property
     def width(self) -> int:
-        """Return W = 2 D + 2, the number of successive positions that are read for a centre: one more than a window
-        holds, because the rounding of offsets can shift a window by one position."""
+        """Return W = 2 D + 2, the number of successive positions that are read for a centre. A window holds at most
+        2 D + 1 positions, but the rounding of offsets can shift the window by one position."""
         assert self.reach is not None
         return 2 * self.reach + 2
 
@@ -130,15 +131,18 @@ class Window(nn.Module):
         return self.reach is not None and 2 * self.width <= length
 
     def positions(self, centres: Tensor, length: int) -> Tensor:
-        """Choose W successive positions for each centre (B, T) -> int64 (B, T, W). They include all positions of a
-        sentence of this length that are within reach of the centre."""
+        """Choose W successive positions for each centre: (B, T) -> int64 (B, T, W). In a sentence of `length`
+        positions, the chosen positions include all that are within reach of the centre."""
         assert self.reach is not None
         first = (centres.detach().floor().long() - self.reach).clamp(0, length - self.width)
         return first[:, :, None] + torch.arange(self.width, device=centres.device)
 
     def centres(self, query: Tensor, valid: Tensor, steps: range) -> Tensor:
-        """Compute the centre of each query's window: (B, T, Q), bool (B, S) -> (B, T). A centre is a source position,
-        from 0, and not always an integer. steps: the T target positions, from 0, or one that all queries share."""
+        """Compute the centre of each query's window: (B, T, Q), bool (B, S) -> (B, T).
+
+        A centre is a source position, counted from 0, and may lie between two positions. steps: the T target positions,
+        counted from 0, or the one target position that all queries share.
+        """
         raise NotImplementedError
 
     def holds(self, offsets: Tensor) -> Tensor:
@@ -158,7 +162,7 @@ class GlobalWindow(Window):
 
 class LocalMonotonicWindow(Window):
     """Keeps the positions in [p_t - D, p_t + D], where D = `reach` and the centre p_t is the target position t
-    (Luong et al. 2015, 3.2, local-m). Beyond the end of the source, the centre stays at the last position."""
+    (Luong et al. 2015, 3.2, local-m). If t is beyond the end of the source, the centre is the last position."""
 
     counts_steps = True
 
@@ -175,13 +179,13 @@ class LocalMonotonicWindow(Window):
 
 class LocalPredictiveWindow(Window):
     """Keeps the positions in [p_t - D, p_t + D], where D = `reach` and the centre is predicted from the query q_t:
-    p_t = S sigmoid(v . tanh(W q_t) / sqrt(A))   (Luong et al. 2015, eq. 9 and 10, local-p, but for the root).
+    p_t = S sigmoid(v . tanh(W q_t) / sqrt(A))   (Luong et al. 2015, eq. 9 and 10, local-p; the paper has no sqrt(A)).
 
     S is the length of the sentence; v (A) and W (A, Q) are learned. Positions count from 0. A Gaussian around p_t with
-    sigma = D/2 multiplies the weights; through it the gradient reaches p_t.
+    sigma = D/2 multiplies the weights. Through this factor, the gradient reaches p_t.
 
-    The paper does not divide by the root. Adam moves each element of v by about the learning rate, and so the sum by up
-    to A times as much. Without the root, a few updates move p_t to an end of the sentence, where the sigmoid is flat.
+    With Adam, an update moves each element of v by about the learning rate, and v . tanh(W q_t) by up to A times as
+    much. Without the division by sqrt(A), a few updates move p_t to an end of the sentence, where the sigmoid is flat.
     """
 
     def __init__(self, reach: int, query_dim: int, attention_dim: int) -> None:
@@ -204,8 +208,11 @@ class LocalPredictiveWindow(Window):
 
 class Attention(nn.Module):
     """Computes context_t = sum_s w_ts h_s, with w_t = alignment(falloff_t * normalizer(score(q_t, keys), window))
-    (Bahdanau et al. 2015, eq. 5): h_s is the encoder state of source position s, and q_t the query of target position
-    t. Of the windows, only `LocalPredictiveWindow` has the factors falloff_ts."""
+    (Bahdanau et al. 2015, eq. 5).
+
+    h_s is the encoder state of source position s, and q_t the query of target position t. The factors falloff_t come
+    from the window; only `LocalPredictiveWindow` has such factors.
+    """
 
     def __init__(
         self,
@@ -218,9 +225,10 @@ class Attention(nn.Module):
         chunk: Chunk | None = None,
         reads_past: bool = False,
     ) -> None:
-        """alignment: None for soft attention, where the weights are the distribution itself. dropout: probability of
-        dropping a weight, in the context only. chunk: spreads each weight of a monotonic normalizer over a chunk.
-        reads_past: True if the score, normalizer or coverage depends on what earlier steps attended to."""
+        """alignment: None for soft attention, where w_t = falloff_t * normalizer(...). dropout: probability of dropping
+        a weight from the context; the returned weights have no dropout. chunk: spreads each weight of a monotonic
+        normalizer over a chunk of positions. reads_past: True if the score, normalizer or coverage depends on what
+        earlier steps attended to."""
         super().__init__()
         assert reads_past or (coverage is None and score.key_projection() is None)
         self.score, self.window, self.normalizer, self.coverage = score, window, normalizer, coverage
@@ -232,8 +240,8 @@ class Attention(nn.Module):
     ) -> Memory:
         """Prepare the memory, with keys that are computed once per sentence: states (B, S, M), bool (B, S) -> Memory.
 
-        values: what the context is a weighted sum of, by default the states. nonempty: True if every sentence is known
-        to have a valid position; then the mask is computed here too, if the window and the normalizer allow it.
+        values: the vectors whose weighted sum is the context, by default the states. nonempty: True if every sentence
+        is known to have a valid position. Then `Memory.mask` is computed, if the window and the normalizer allow it.
         """
         values = in_autocast_dtype(states if values is None else values)  # cast once, not at every step
         keys, projections = self.score.keys(states), [self.score.key_projection()]
@@ -390,8 +398,8 @@ class MultiHeadAttention(nn.Module):
     """Computes W_o [head_1; ...; head_N] with head_n = attention(W_q^n q, W_k^n h, W_v^n h)   (Vaswani et al. 2017,
     3.2.2): q is the query, h are the encoder states, and the matrices W are learned.
 
-    The heads share the parameters of `inner` and differ in their projections W_q, W_k and W_v. With one head, this is
-    general query-key-value attention.
+    The heads share the parameters of `inner` and differ in their projections W_q, W_k and W_v. With one head, the class
+    computes general query-key-value attention.
     """
 
     def __init__(self, inner: Attention, query_dim: int, memory_dim: int, dim: int, heads: int) -> None:

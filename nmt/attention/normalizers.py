@@ -21,10 +21,12 @@ SATURATED = 40.0  # from this x on, softplus(x) equals x to the last bit of floa
 
 
 class Normalized(NamedTuple):
-    """A distribution over source positions. In this file, `keep` marks the positions that may have weight."""
+    """A distribution over W source positions: those of a window, or all S positions. The mask `keep` marks the
+    positions that may have weight."""
 
     weights: Tensor  # (B, T, W), 0 outside `keep`
-    log_weights: Tensor | None = None  # (B, T, W), -inf outside `keep`; exact even where the weight underflows
+    # (B, T, W) logarithms of the weights, -inf outside `keep`; exact even where a weight underflows
+    log_weights: Tensor | None = None
 
 
 class Normalizer(nn.Module):
@@ -37,7 +39,8 @@ class Normalizer(nn.Module):
         """Compute weights (B, T, W) from energies (B, T, W).
 
         keep: bool (B, 1 or T, W), True where a position may have weight. The weights are float32 or wider. A row sums
-        to 1; to 0 if `keep` has no position; and to less than 1 if monotonic reading may pass the end of the source.
+        to 1, or to 0 if `keep` has no position. With monotonic reading, which may pass the end of the source, a row can
+        sum to less than 1.
         """
         raise NotImplementedError
 
@@ -71,8 +74,8 @@ class SoftmaxNormalizer(Normalizer):
 
 
 class SparsemaxNormalizer(Normalizer):
-    """Computes the distribution nearest to the energies. It is 0 where they are low   (Martins and Astudillo 2016,
-    eq. 2)."""
+    """Computes the distribution nearest to the energies; it is 0 at positions with low energies   (Martins and
+    Astudillo 2016, eq. 2)."""
 
     function = staticmethod(sparsemax)
 
@@ -84,8 +87,8 @@ class SparsemaxNormalizer(Normalizer):
 
 
 class EntmaxNormalizer(SparsemaxNormalizer):
-    """Computes 1.5-entmax, between softmax and sparsemax: w_s = max(e_s / 2 - tau, 0)^2, for energies e and the
-    threshold tau with which the weights sum to 1   (Peters et al. 2019, 3)."""
+    """Computes 1.5-entmax, a function between softmax and sparsemax: w_s = max(e_s / 2 - tau, 0)^2, for energies e and
+    the threshold tau with which the weights sum to 1   (Peters et al. 2019, 3)."""
 
     function = staticmethod(entmax15)
 
@@ -93,11 +96,12 @@ class EntmaxNormalizer(SparsemaxNormalizer):
 class FirstOrderNormalizer(Normalizer):
     """Makes the position s depend on the position s' of the previous step: w_s = sum_{s'} w'_{s'} p(s | s'), where w'
     are the weights of the previous step. The transition p(s | s') is exp(e_s + b(s - s')) divided by its sum over s,
-    for energies e and a bias b   (Shankar and Sarawagi 2019, eq. 4 and 6). The first step has no bias.
+    for energies e and a bias b   (Shankar and Sarawagi 2019, eq. 4 and 6). The weights of the first step are a softmax
+    over the energies, without a bias.
 
-    The bias is learned for distances up to `reach` and is 0 beyond. If monotonic, it is -infinity for negative
-    distances (Wu and Cotterell 2019, 3.1; in that paper, transitions use the score alone, or distances predicted from
-    the decoder state and the encoder state).
+    The bias is learned for distances |s - s'| up to `reach`, and is 0 for greater distances. If `monotonic` is True,
+    the bias is -infinity for s < s' (Wu and Cotterell 2019, 3.1). The transitions in that paper use the score alone, or
+    distances predicted from the decoder state and the encoder state.
     """
 
     def __init__(self, reach: int, monotonic: bool) -> None:
@@ -130,11 +134,12 @@ class FirstOrderNormalizer(Normalizer):
 
 class LinearChainNormalizer(Normalizer):
     """Attends to any subset of the positions in `keep`, by a conditional random field   (Kim et al. 2017, 3.1 and 4.2).
-    With z_s = 1 if position s is in the subset, else 0, energies e and a learned matrix A, a subset has the probability
-    p(z) ~ exp(sum_s z_s e_s + sum_s A[z_s, z_{s+1}]).
+    A subset z has the probability p(z) ~ exp(sum_s z_s e_s + sum_s A[z_s, z_{s+1}]), for energies e and a learned
+    matrix A, where z_s is 1 if position s is in the subset, else 0.
 
     The weights are the marginals p(z_s = 1) divided by their sum, so that a context does not grow with the number of
-    positions attended to. The paper multiplies these weights by a constant; here the next matrix can learn it.
+    positions attended to. The paper then multiplies these weights by a constant, which this class leaves out: the
+    matrix that multiplies the context can learn such a factor.
     """
 
     def __init__(self) -> None:
@@ -151,10 +156,11 @@ class LinearChainNormalizer(Normalizer):
 
 
 class FertilityNormalizer(Normalizer):
-    """Computes constrained sparsemax: the distribution nearest to the energies that gives no word more than its budget.
-    A word's budget is the fertility minus the weights it received at earlier steps   (Malaviya et al. 2018, 3).
+    """Computes constrained sparsemax: of all distributions that give no word more than its budget, the one nearest to
+    the energies. A word's budget is the fertility minus the weights that the word received at earlier steps   (Malaviya
+    et al. 2018, 3).
 
-    The last position, </s>, has no limit, and so receives the weight for which the words have no budget. The paper
+    The last position, </s>, has no limit, and receives the weight for which the words have no budget left. The paper
     appends a token for this purpose.
     """
 
@@ -178,9 +184,9 @@ class MonotonicNormalizer(Normalizer):
     p_s = sigmoid(e_s + r), for energies e and a learned offset r   (Raffel et al. 2017).
 
     In training, the weights are expectations: w_s = p_s sum_{k<=s} w'_k prod_{k<=l<s} (1 - p_l), where w' are the
-    weights of the previous step (ibid., eq. 9). Noise on the energies then drives p to 0 or 1. Outside training,
-    reading stops at the first position with p > 1/2. With probability 1 - sum_s w_s, reading passes the end without
-    stopping; then the context is zero at this and all further steps, as in the paper.
+    weights of the previous step (ibid., eq. 9). Noise, which training adds to the energies, drives p_s to 0 or 1.
+    Outside training, reading stops at the first position with p_s > 1/2. With probability 1 - sum_s w_s, reading passes
+    the end without stopping. Then the context is zero at this step and at all further steps, as in the paper.
     """
 
     stops = True
@@ -212,15 +218,16 @@ class MonotonicNormalizer(Normalizer):
 
 
 class Chunk(nn.Module):
-    """Monotonic chunkwise attention: a chunk of n positions ends where monotonic reading stops, and a softmax over the
-    energies u of a second score divides the weight among the chunk's positions   (Chiu and Raffel 2018).
+    """Computes the weights of monotonic chunkwise attention   (Chiu and Raffel 2018). A chunk of n positions ends where
+    monotonic reading stops. A softmax over the energies u of a second score divides the weight among the chunk's
+    positions.
 
     The weights are w_s = sum_{k=s}^{s+n-1} a_k exp(u_s) / sum_{l=k-n+1}^{k} exp(u_l), where a_k is the weight that
     `MonotonicNormalizer` gives to position k (ibid., eq. 13 and 17). The w_s have the same sum as the a_k.
     """
 
     def __init__(self, score: Score, size: int) -> None:
-        """score: the second score, whose keys coverage does not change. size: n."""
+        """score: the second score; coverage does not change its keys. size: n, the number of positions in a chunk."""
         super().__init__()
         self.score, self.size = score, size
 
@@ -250,8 +257,8 @@ def _first_from(before: Tensor, selected: Tensor) -> Tensor:
 
 
 def monotonic_log_weights(energies: Tensor, keep: Tensor, previous: Tensor) -> Tensor:
-    """Compute the expected weights of monotonic reading, log w_s: energies e (B, S), bool (B, S), log w' (B, S) of the
-    previous step -> (B, S).
+    """Compute log w_s, the logarithms of the expected weights of monotonic reading: energies e (B, S), bool (B, S),
+    log w' (B, S) of the previous step -> (B, S).
 
     w_s = p_s q_s, where p = sigmoid(e) and q_s = sum_{k<=s} w'_k prod_{k<=l<s} (1 - p_l) is the probability that
     reading reaches s   (Raffel et al. 2017, eq. 9). Reading always passes the positions outside `keep`; their
@@ -291,11 +298,12 @@ class _MonotonicLogWeights(torch.autograd.Function):
 
 
 def chunk_log_weights(log_stops: Tensor, energies: Tensor, keep: Tensor, chunk: int) -> Tensor:
-    """Compute the expected weights within chunks, log w_s: log a (..., S), u (..., S), bool (..., S) -> (..., S).
+    """Compute log w_s, the logarithms of the expected weights within chunks: log a (..., S), u (..., S), bool (..., S)
+    -> (..., S).
 
     w_s = sum_{k=s}^{s+n-1} a_k exp(u_s) / sum_{l=k-n+1}^{k} exp(u_l), where n = chunk, a_k is the weight of monotonic
-    reading and u are the energies of a second score   (Chiu and Raffel 2018, eq. 13 and 17). Outside `keep`, the result
-    is -inf, and log a must be -inf too. Each of the two sums is a moving sum in log space.
+    reading and u are the energies of a second score   (Chiu and Raffel 2018, eq. 13 and 17). Outside `keep`, log a must
+    be -inf, and the result is -inf too. The two sums of the formula are computed as moving sums in log space.
     """
     lowest = torch.finfo(energies.dtype).min  # instead of -inf, whose gradients would be NaN
     chunks = F.pad(energies.masked_fill(~keep, lowest), (chunk - 1, 0), value=lowest).unfold(-1, chunk, 1)
@@ -307,9 +315,9 @@ def chunk_log_weights(log_stops: Tensor, energies: Tensor, keep: Tensor, chunk: 
 def linear_chain_log_odds(unary: Tensor, keep: Tensor, pairwise: Tensor) -> Tensor:
     """Compute the log-odds of a linear chain's marginals: u (N, S), bool (N, S), A (4,) -> (N, S).
 
-    They are log p(z_s = 1) - log p(z_s = 0) under p(z) ~ exp(sum_s z_s u_s + sum_s A[z_s, z_{s+1}]), where z_s is 0 or
-    1, u are energies and A = [[A_0, A_1], [A_2, A_3]]   (Kim et al. 2017, 3.1). The chain consists of the positions in
-    `keep`; the values at other positions are undefined and have no gradient.
+    The log-odds are log p(z_s = 1) - log p(z_s = 0) under p(z) ~ exp(sum_s z_s u_s + sum_s A[z_s, z_{s+1}]), where z_s
+    is 0 or 1, u are energies and A = [[A_0, A_1], [A_2, A_3]]   (Kim et al. 2017, 3.1). The chain consists of the
+    positions in `keep`; the results at other positions are undefined and have no gradient.
 
     In the forward-backward algorithm, a factor common to z_s = 0 and z_s = 1 changes no marginal. So one number per
     position and direction is enough: the log-odds m_s of the message to s. From left to right, m_{s+1} = g(u_s + m_s)
@@ -370,8 +378,8 @@ def constrained_sparsemax(energies: Tensor, bounds: Tensor) -> Tensor:
     """Compute constrained sparsemax, the distribution w that minimises |w - e|^2 under w_s <= u_s   (Malaviya et al.
     2018, 3): energies e (N, S), bounds u (N, S) >= 0, possibly infinite -> (N, S).
 
-    The bounds of a row must sum to at least 1, or be all 0; then w is 0. A position with bound 0 has no gradient, and
-    its energy has no influence.
+    The bounds of a row must sum to at least 1, or all be 0. If all bounds are 0, w is 0. A position with bound 0 has no
+    gradient, and its energy has no influence.
     """
     weights: Tensor = _ConstrainedSparsemax.apply(energies, bounds)  # type: ignore[no-untyped-call]
     return weights

@@ -1,9 +1,7 @@
 """Scores: how well a query fits each source position. Coverage makes the keys of any score depend on the past.
 
-In the equations, e_ts is the energy of source position s at target position t, h_s the encoder state, k_s its key and
-q_t the query. Letters that a class does not define are learned parameters.
-
-The end of this file computes the energies of the additive score in little memory, with a gradient written by hand.
+`Score` defines the letters of the equations. The end of this file computes the energies of the additive score in little
+memory, with a gradient written by hand.
 
 Shapes: B batch, S source positions, T target positions, Q size of a query, M size of an encoder state, A size of a key,
 F features, K Gaussians.
@@ -29,13 +27,14 @@ MAX_NUMBERS = 2**26  # hidden units computed at a time on other devices: 256 MiB
 
 
 class Past(NamedTuple):
-    """What earlier steps attended to. An attention that does not read the past only counts its steps."""
+    """What earlier steps attended to. If the attention does not read the past, only `step` changes."""
 
     weights: Tensor  # (B, S), or (B, N, S) with N heads: weights of the previous step; zeros at the first step
     total: Tensor  # (B, S) or (B, N, S): sum of the weights of all earlier steps (coverage)
     step: int  # index of the next step, from 0
     log_stops: Tensor | None = None  # (B, S) or (B, N, S): log-probability that monotonic reading stopped at s
-    means: Tensor | None = None  # (B, K) or (B, N, K): means of Gaussians, positions from 1; None at the first step
+    # (B, K) or (B, N, K): means of K Gaussians, as source positions counted from 1; None at the first step
+    means: Tensor | None = None
 
     @classmethod
     def start(cls, valid: Tensor) -> Self:
@@ -50,13 +49,13 @@ class Past(NamedTuple):
         return self._replace(weights=weights, total=self.total + weights, step=self.step + 1, log_stops=log_stops)
 
     def corrected(self, weights: Tensor) -> Self:
-        """Replace the weights of the previous step by others (B, S), also in the total."""
+        """Replace the weights of the previous step by these weights (B, S), and correct the total."""
         return self._replace(weights=weights, total=self.total - self.weights + weights)
 
 
 class KeyUpdate(NamedTuple):
-    """What a step adds to the keys, k'_s = k_s + P f_s. It is kept as two factors, because their product (B, S, A)
-    would need new memory at each step."""
+    """What a step adds to the keys: k'_s = k_s + P f_s. P and f are kept apart, because their product (B, S, A) would
+    need new memory at each step."""
 
     features: Tensor  # f (B, S, F), which differs between steps
     projection: Tensor  # P (A, F), the same at every step
@@ -64,7 +63,11 @@ class KeyUpdate(NamedTuple):
 
 class Score(nn.Module):
     """Computes how well a query fits each key. A score does not see the mask. A score whose energies depend on earlier
-    steps changes its keys by a `KeyUpdate`."""
+    steps changes its keys by a `KeyUpdate`.
+
+    In the equations of the scores, e_ts is the energy of source position s at target position t. h_s is the encoder
+    state, k_s the key and q_t the query. Letters that a class does not define are learned parameters.
+    """
 
     def within_reach(self, valid: Tensor) -> Tensor:
         """Keep only those valid positions for which the score is defined: bool (B, S) -> bool (B, S)."""
@@ -83,7 +86,7 @@ class Score(nn.Module):
         return None
 
     def move(self, query: Tensor, past: Past) -> Past:
-        """Update what the score itself keeps in the past, such as means, for the step with this query (B, 1, Q)."""
+        """Update what the score itself keeps in the past, such as means of Gaussians: query (B, 1, Q) -> Past."""
         return past
 
     def forward(self, query: Tensor, keys: Tensor, update: KeyUpdate | None = None) -> Tensor:
@@ -114,9 +117,9 @@ class ScaledDotScore(DotScore):
 class GeneralScore(DotScore):
     """Computes e_ts = q_t . W h_s   (Luong et al. 2015, eq. 7, general), where W = V / sqrt(Q) and V (Q, M) is learned.
 
-    The paper learns W itself, by plain gradient descent. Adam moves each element by about the learning rate, and so the
-    scores by steps that grow with Q and M. Dividing by the root makes these steps
-    smaller. The score can still represent the same functions.
+    The paper learns W itself, by plain gradient descent. With Adam, an update moves each element by about the learning
+    rate. The energies therefore change by steps that grow with Q and M. The division by sqrt(Q) makes these steps
+    smaller, and the score can still represent the same functions.
     """
 
     def __init__(self, query_dim: int, memory_dim: int) -> None:
@@ -150,9 +153,12 @@ class AdditiveScore(Score):
 
 
 class NormedAdditiveScore(AdditiveScore):
-    """Computes e_ts = g v/|v| . tanh(W q_t + U h_s + b): the additive score with weight normalisation of v, whose
-    length g is learned (Salimans and Kingma 2016), and with a bias b (Raffel et al. 2017, whose scalar offset r is a
-    parameter of `MonotonicNormalizer`)."""
+    """Computes e_ts = g v/|v| . tanh(W q_t + U h_s + b), the additive score with a bias b and weight normalisation of v
+    (Raffel et al. 2017).
+
+    Weight normalisation replaces the length of v by a learned number g (Salimans and Kingma 2016). The scalar offset r
+    of Raffel et al. is a parameter of `MonotonicNormalizer`.
+    """
 
     def __init__(self, query_dim: int, memory_dim: int, attention_dim: int) -> None:
         super().__init__(query_dim, memory_dim, attention_dim)
@@ -173,7 +179,8 @@ class ConcatScore(AdditiveScore):
     """Computes e_ts = v . tanh(W [q_t; h_s])   (Luong et al. 2015, eq. 7, concat). With `layers` > 1, the hidden units
     pass through layers - 1 more layers, x -> tanh(W' x + b'), before v.
 
-    W is stored as two matrices, so that its product with h_s, the key, is computed once per sentence.
+    W is stored as two matrices, one for q_t and one for h_s. The product with h_s is the key, which is computed once
+    per sentence.
     """
 
     def __init__(self, query_dim: int, memory_dim: int, attention_dim: int, layers: int) -> None:
@@ -196,7 +203,8 @@ class ConcatScore(AdditiveScore):
 class CosineScore(Score):
     """Computes e_ts = beta_t cos(W q_t, h_s), beta_t = softplus(w . q_t + b) > 0   (Graves et al. 2014, eq. 5 and 6).
 
-    In the neural Turing machine of the paper, the controller emits W q_t, called the key, and its strength beta_t.
+    In the neural Turing machine of the paper, the controller emits W q_t, which the paper calls the key, and the key
+    strength beta_t.
     """
 
     def __init__(self, query_dim: int, memory_dim: int, initial_strength: float) -> None:
@@ -251,7 +259,7 @@ class LocationAwareScore(AdditiveScore):
     step's weights with learned filters   (Chorowski et al. 2015, eq. 8 and 9)."""
 
     def __init__(self, query_dim: int, memory_dim: int, attention_dim: int, filters: int, width: int) -> None:
-        """filters: their number F. width: number of source positions that a filter spans, which must be odd."""
+        """filters: F, the number of filters. width: the odd number of source positions that a filter spans."""
         super().__init__(query_dim, memory_dim, attention_dim)
         self.filters = nn.Conv1d(1, filters, width, padding=width // 2, bias=False)
         self.filter_proj = Linear(filters, attention_dim)  # U and b
@@ -275,11 +283,11 @@ class GaussianMixtureScore(Score):
     means kappa_tk   (Graves 2013, eq. 46 to 51). alpha_tk, beta_tk and the step kappa_tk - kappa_{t-1,k} are
     exponentials of linear functions of the query.
 
-    A softmax over the energies divides the mixture by its sum over the positions. The paper does not divide, so that
-    its context vanishes where no Gaussian is near. Positions count from 1, and kappa_0k = 0: with zero parameters, all
-    Gaussians move along the diagonal, one position per step.
+    A softmax over the energies divides the mixture by its sum over the positions. The paper does not divide, and its
+    context vanishes if no Gaussian is near any position. Positions count from 1, and the means start at kappa_0k = 0.
+    If all parameters are 0, each Gaussian moves along the diagonal, by one position per step.
 
-    The keys are the numbers of the positions, once for each Gaussian. A `KeyUpdate` subtracts the means.
+    A key is the number of its position, repeated for each Gaussian. A `KeyUpdate` subtracts the means.
     """
 
     def __init__(self, query_dim: int, components: int) -> None:
@@ -299,7 +307,7 @@ class GaussianMixtureScore(Score):
         return torch.eye(self.moves.out_features, device=self.moves.weight.device)
 
     def key_features(self, past: Past) -> Tensor:
-        """Return -kappa_t (B, S, K), from a past that `move` has moved to step t."""
+        """Return the features -kappa_t (B, S, K). `move` must have computed the means kappa_t before."""
         assert past.means is not None
         return -past.means[:, None].expand(-1, past.weights.shape[-1], -1)
 
@@ -318,7 +326,8 @@ class GaussianMixtureScore(Score):
 
 class LinearCoverage(nn.Module):
     """Adds coverage to the keys: k'_s = k_s + w c_s + b, where c_s is the sum of the weights that earlier steps gave to
-    position s. With the additive score, whose tanh adds the query to k'_s, this is eq. 11 of See et al. 2017."""
+    position s. With the additive score, whose tanh adds the query to k'_s, the energies are those of See et al.
+    2017, eq. 11."""
 
     def __init__(self, keys_dim: int) -> None:
         super().__init__()
@@ -344,14 +353,14 @@ def additive_energies(
     """Compute e_ts = v . tanh(q_t + k_s + P f_s): (B, T, A), (B, S, A), v (1, A), f (B, S, F), P (A, F) -> (B, T, S),
     float32 or wider.
 
-    The hidden units (B, T, S, A), which are the values of tanh, are not stored: the backward pass computes them again
-    from the features and the keys. Inside a `loop` (nmt.ops.layers), all steps share one copy of the keys.
+    The hidden units (B, T, S, A), which are the values of tanh, are not stored. The backward pass computes them again
+    from the queries, the features and the keys. Inside a `loop` (nmt.ops.layers), all steps share one copy of the keys.
 
-    On a CPU, the logistic function replaces tanh, because it is several times faster. As tanh(x) = 2 sigmoid(2 x) - 1,
-    the energies are 2 v . sigmoid(2 q + 2 k + 2 P f) - sum(v). Without features, sigmoid(2 q + 2 k) is computed as
-    1 / (1 + e^-2q e^-2k), which needs each exponential once, not for every pair of query and key. Then |q| and |k| are
-    clamped to at most 43, which matters only where q and k have opposite signs and both |q| and |k| are near 43 or
-    greater.
+    On a CPU, the logistic function, which is several times faster, replaces tanh. As tanh(x) = 2 sigmoid(2 x) - 1, the
+    energies are 2 v . sigmoid(2 q + 2 k + 2 P f) - sum(v). Without features, sigmoid(2 q + 2 k) is computed as
+    1 / (1 + e^-2q e^-2k). This form needs each exponential once, not once for every pair of query and key. In
+    this form, |q| and |k| are clamped to at most 43. The limit matters only where q and k have opposite signs and both
+    |q| and |k| are near 43 or greater.
     """
     convert = _plain
     if prefers_sigmoid(keys):
@@ -364,7 +373,7 @@ def additive_energies(
 
 
 def prefers_sigmoid(keys: Tensor) -> bool:
-    """Check if the logistic function replaces tanh. On a GPU, this would only add kernels."""
+    """Check if the logistic function replaces tanh. On a GPU, the replacement would only add kernels."""
     return keys.device.type == "cpu"
 
 

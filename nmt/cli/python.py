@@ -49,7 +49,7 @@ class Run:
 
     @property
     def scores(self) -> dict[str, Scores]:
-        """The scores of the best checkpoint by split, such as `scores["validation"]["bleu"]`."""
+        """The scores of the best checkpoint for each split, such as `scores["validation"]["bleu"]`."""
         return {split: Scores(values) for split, values in read_json(RunDirectory(self.path).results).items()}
 
     @property
@@ -63,18 +63,30 @@ class Run:
         return Translator.load(self.path, checkpoint=checkpoint)
 
     def evaluate(self, *overrides: str) -> Scores:
-        """Score the run on a split, like nmt-evaluate: `run.evaluate("split=validation", "search.beam_size=10")`.
+        """Score the run on a split, for example with `run.evaluate("split=validation", "search.beam_size=10")`.
 
-        Writes the files that nmt-evaluate writes. Raises UserError.
+        Takes the keys of nmt-evaluate except `run`, `output` and `processes`. Writes the files that nmt-evaluate writes
+        into the run. Raises UserError for a mistake.
         """
         log_to_stream(sys.stderr)
+        for key in ("run", "output", "processes"):
+            if any(word.startswith(f"{key}=") for word in overrides):
+                raise UserError(f"{key}=: only nmt-evaluate takes this key; a run scores itself in one process")
         config, _ = compose("evaluate", schema.EvaluateConfig, [f"run={quoted(self.path)}", *overrides])
         folder = RunDirectory.existing(str(self.path))
         translator = Translator.load(config.run, **config.load_arguments)
         trained = load_config(folder.config)
         settings = run_score_settings(config, trained)
         changed = changed_settings(config, trained, folder.last_machine().get("precision"))
-        result, _ = evaluate_run(folder, translator, config.split, settings, config.checkpoint, output=changed)
+        result, _ = evaluate_run(
+            folder,
+            translator,
+            config.split,
+            settings,
+            config.checkpoint,
+            output=changed,
+            faithfulness_sentences=config.faithfulness_sentences if config.faithfulness else 0,
+        )
         return Scores(result)
 
     def _repr_html_(self) -> str:
@@ -101,7 +113,7 @@ class Comparison:
 
     @property
     def page(self) -> Path:
-        """The page to open in a browser."""
+        """The path of the comparison's page, to open in a browser."""
         return self.folder / "index.html"
 
     @property
@@ -117,13 +129,14 @@ class Comparison:
 
 
 def train(*overrides: str, data: str | Mapping[str, object] | None = None, directory: str | Path | None = None) -> Run:
-    """Train and evaluate a model, like nmt-train, or with "run=DIR" resume a run.
+    """Train and evaluate a model, as nmt-train does. With "run=DIR", resume a run.
 
-    `data` is a choice of the group data, such as "demo", or the values of data=files, such as {"train": "corpus/train",
-    "validation": "corpus/valid"}. `directory` is that of the new run, by default outputs/train/DATE/TIME.
+    `data` is a choice of the configuration group `data`, such as "demo", or the settings of data=files, such as
+    {"train": "corpus/train", "validation": "corpus/valid"}. `directory` is the directory of a new run, by default
+    outputs/train/DATE/TIME.
 
-    Raises UserError for a mistake. At Ctrl-C, saves a checkpoint and raises KeyboardInterrupt; call `train` again with
-    "run=DIR" to continue.
+    Raises UserError for a mistake. On Ctrl-C during training, the function saves a checkpoint and raises
+    KeyboardInterrupt. To continue, call `train` again with "run=DIR".
     """
     log_to_stream(sys.stderr)
     words = [*_data_overrides(data), *overrides]
@@ -145,9 +158,11 @@ def train(*overrides: str, data: str | Mapping[str, object] | None = None, direc
 
 
 def compare_runs(runs: Sequence[Run | str | Path], *overrides: str, output: str | Path | None = None) -> Comparison:
-    """Rank runs and test their differences, like nmt-compare: `nmt.compare_runs(runs, "baseline=none")`.
+    """Rank runs and test their differences, as nmt-compare does, for example with
+    `nmt.compare_runs(runs, "baseline=none")`.
 
-    `output` is the folder of the tables and the page, by default outputs/compare/DATE/TIME. Raises UserError.
+    `output` is the folder for the tables and the page, by default outputs/compare/DATE/TIME. Raises UserError for a
+    mistake.
     """
     log_to_stream(sys.stderr)
     paths = ",".join(quoted(run.path if isinstance(run, Run) else user_path(run)) for run in runs)

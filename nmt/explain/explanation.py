@@ -38,11 +38,12 @@ class Explanation:
     alignment: NDArray[np.float32] | None  # (T, S) weights, or a latent alignment's posterior; None without attention
     heads: NDArray[np.float32] | None  # (N, T, S) weights of N heads; None with a single head
     centres: list[float] | None  # centre of each step's window; None unless attention is local with one head
-    reach: int | None  # positions of the window on either side of its centre; None without centres
-    # for each step, the position where it stopped, or None if it went past the end of the source; the whole value is
-    # None unless attention is monotonic with one head
+    reach: int | None  # number of positions on each side of a window's centre; None without centres
+    # for each step, the position where monotonic reading stopped, or None if reading passed the end of the source; the
+    # whole list is None unless attention is monotonic with one head
     stops: list[int | None] | None
-    saliency: NDArray[np.floating[Any]] | None  # (T, S) gradient norms, each row scaled to sum 1; None if not computed
+    # (T, S) gradient norms, each row divided by its sum; None if not computed
+    saliency: NDArray[np.floating[Any]] | None
 
     @property
     def log_prob(self) -> float:
@@ -60,8 +61,8 @@ def explain(
 ) -> Explanation:
     """Score a given translation, and record what the model attends to.
 
-    target: a text, or pieces as in Translation.tokens; attend: see Translator.translate_nbest; gradients: whether to
-    compute saliency, which ignores `attend` and is never computed for an ensemble. Raises UserError for an unknown
+    target: a text, or pieces as in Translation.tokens; attend: see Translator.translate_nbest; gradients: True to
+    compute saliency. Saliency ignores `attend`, and is never computed for an ensemble. Raises UserError for an unknown
     piece, a translation that is too long, or an `attend` that does not fit the source or the model.
     """
     (source_ids,), (source_pieces,) = translator.encode([source])

@@ -47,10 +47,11 @@ class PairFigures(NamedTuple):
 def faithfulness(
     translator: Translator, sources: Sequence[str], references: Sequence[str], gold: Sequence[str] | None, count: int
 ) -> dict[str, Any]:
-    """Measure `count` sentences, spread evenly over the set, with the references as output (docs/faithfulness.md).
+    """Measure whether attention explains the output (docs/faithfulness.md), on `count` sentence pairs that are spread
+    evenly over all given pairs. The references are taken as the output.
 
-    Figures that need attention or gold alignments are None where these are missing. The processes of the
-    translator's group share the sentences. Raises UserError for an ensemble.
+    Figures that need attention are None without attention, and those that need gold alignments are None without `gold`.
+    The processes of the translator's group share the sentences. Raises UserError for an ensemble.
     """
     group = translator.group
     chosen = sorted({int(i) for i in np.linspace(0, len(sources) - 1, min(count, len(sources)))})

@@ -161,12 +161,14 @@ class _ChunkedLoss(torch.autograd.Function):
                     others = tuple(tensor[positions] for tensor in by_position)
                     loss, named = rows.evaluate(criterion, leaves, part, others)
                 total += (loss.detach() * factors[positions]).sum()
-                for name, term in named.items():
-                    reported.setdefault(name, []).append(term.detach() * factors[positions])
+                for name in named:
+                    reported.setdefault(name, []).append(named[name].detach() * factors[positions])
                 if differentiate:
                     gradients = torch.autograd.grad(loss, leaves, factors[positions])
                     bias_gradient += gradients[0].sum(tuple(range(gradients[0].dim() - 1)), dtype=dtype)
                     rows.store(logits, part, gradients)
+                    del gradients
+                del leaves, loss, named  # so that the numbers of two parts never exist at once
             if differentiate:
                 rows.finish(input_gradient(logits, weight))
                 new = [weight_gradient(chunk_readouts, logits).to(dtype), bias_gradient]
@@ -174,6 +176,7 @@ class _ChunkedLoss(torch.autograd.Function):
                     torch._foreach_add_(parameters, new)
                 else:
                     parameters = new
+                del new
             del logits  # so that the logits of two chunks never exist at once
         terms.update({name: torch.cat(parts) for name, parts in reported.items()})
         ctx.gradients = (*rows.gradients[:1], *parameters, *rows.gradients[1:])

@@ -39,7 +39,8 @@ Terms = dict[str, Tensor]
 
 
 def likelihood(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Terms]:
-    """Compute the label-smoothed cross-entropy of logits (1, n, V)   (Szegedy et al. 2016, section 7)."""
+    """Compute the label-smoothed cross-entropy of logits (1, n, V), for n target positions and a vocabulary of V tokens
+    (Szegedy et al. 2016, section 7)."""
     smoothed, nll = cross_entropy(logits[0], targets, smoothing)
     return smoothed, {"loss": nll, "smoothed_loss": smoothed}
 
@@ -47,7 +48,7 @@ def likelihood(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tenso
 def r_drop(logits: Tensor, targets: Tensor, alpha: float, smoothing: float) -> tuple[Tensor, Terms]:
     """Compute half of the R-Drop loss of each token (Liang et al. 2021, eq. 4) from logits (2, n, V) of two passes.
 
-    The passes predict distributions p_1 and p_2, which differ by their dropout masks. Half of the loss is
+    The passes have different dropout masks, and predict the distributions p_1 and p_2. Half of the loss is
     1/2 (CE_1 + CE_2) + alpha/2 * 1/2 (KL(p_1 || p_2) + KL(p_2 || p_1)), with label-smoothed cross-entropies CE.
     """
     log_probs = logits.log_softmax(-1)
@@ -68,7 +69,7 @@ def distillation(
     """Compute (1 - w) CE + w KL(q || p) of a student p with logits (1, n, V)   (Kim and Rush 2016, 3.1).
 
     w is `teacher_weight`, CE is the label-smoothed cross-entropy, and q is the mean of the teachers' distributions. The
-    paper leaves out the entropy of q, which is constant. components, output_layers: see `mean_probabilities`.
+    loss of the paper lacks the entropy of q, which is constant. components, output_layers: see `mean_probabilities`.
     """
     log_probs = logits[0].log_softmax(-1)
     smoothed, nll = smoothed_nll(log_probs, targets, smoothing)
@@ -91,7 +92,8 @@ def mean_probabilities(
 ) -> Tensor:
     """Average the distributions that several models predict at n target positions -> (n, V).
 
-    components: the tensors of `Components`, model after model; output_layers: each model's weight (V, R) and bias (V,).
+    components: the tensors of nmt.model.prediction.Components, model after model. output_layers: the weight (V, R) and
+    the bias (V,) of each model's output layer, where R is the size of a readout.
     """
     fields = len(Components._fields)
     starts = range(0, len(components), fields)
@@ -113,12 +115,13 @@ class TokenPrediction(NamedTuple):
 
 
 class TokenLoss:
-    """Decodes a batch by teacher forcing, and computes the loss of each target token by a criterion."""
+    """Decodes a batch by teacher forcing, and computes the loss of each target token by a criterion such as
+    `likelihood`."""
 
     can_be_recorded = True  # see Objective.can_be_recorded
 
     def __init__(self, model: Seq2Seq, pad: int, criterion: Criterion, passes: int = 1) -> None:
-        """passes: how often each sentence is decoded, with different dropout masks; once unless R-Drop needs two."""
+        """passes: how often each sentence is decoded, with different dropout masks: twice for R-Drop, else once."""
         self.model, self.pad, self.criterion, self.passes = model, pad, criterion, passes
 
     def __call__(self, batch: Batch) -> TokenPrediction:
@@ -146,15 +149,16 @@ class TokenLoss:
         return TokenPrediction(batch, decoded, total, terms, self.passes)
 
     def with_inputs(self, batch: Batch) -> tuple[Criterion, tuple[Tensor, ...]]:
-        """Return the criterion for this batch, and further tensors (B * T, ...) that the criterion reads; here none."""
+        """Return the criterion for this batch, and the tensors (B * T, ...) that it reads besides logits and targets.
+        This class returns no such tensors."""
         return self.criterion, ()
 
     def minimised(self, terms: Terms) -> Tensor:
         """Compute the minimised loss from the loss terms.
 
-        Terms (B, T) give the loss of each token (B, T), and their sums () the reduced loss (). The minimised loss is
-        the term "smoothed_loss" if there is one, else "loss". R-Drop's divergence is left out, because the
-        configuration forbids R-Drop where this method is used.
+        Terms (B, T) give the loss of each token (B, T). Terms () that are summed over the batch give its reduced loss
+        (). The minimised loss is the term "smoothed_loss" if there is one, else the term "loss". R-Drop's divergence is
+        left out, because the configuration forbids R-Drop where this method is used.
         """
         return terms.get("smoothed_loss", terms["loss"])
 
@@ -174,14 +178,17 @@ class Distillation(TokenLoss):
         self.teachers, self.teacher_weight = teachers, teacher_weight
 
     def minimised(self, terms: Terms) -> Tensor:
-        """See TokenLoss."""
+        """Compute (1 - w) smoothed_loss + w distillation_loss from the loss terms, where w is `teacher_weight`.
+
+        The shapes are those of `TokenLoss.minimised`.
+        """
         weight = self.teacher_weight
         return (1 - weight) * terms["smoothed_loss"] + weight * terms["distillation_loss"]
 
     @torch.no_grad()
     def with_inputs(self, batch: Batch) -> tuple[Criterion, tuple[Tensor, ...]]:
-        """Decode the batch with each teacher. Returns `distillation`, bound to the teachers' output layers, and the
-        components of their predictions."""
+        """Decode the batch with each teacher. Returns `distillation`, with the teachers' output layers as an argument,
+        and the components of the teachers' predictions."""
         layers: list[tuple[Tensor, Tensor]] = []
         inputs: list[Tensor] = []
         for teacher in self.teachers:
@@ -211,7 +218,7 @@ def repeat(batch: Batch, passes: int) -> Batch:
 
 
 class Auxiliary:
-    """An auxiliary loss, whose reduced loss the objective adds to that of the criterion."""
+    """An auxiliary loss. The objective adds its sum over the batch to the reduced loss of the criterion."""
 
     start = 0  # number of initial updates in which this loss is only reported, not minimised
     can_be_recorded = True  # see Objective.can_be_recorded
@@ -257,7 +264,7 @@ class GuidedAlignment(Auxiliary):
 class PolicyGradient(Auxiliary):
     """Trains the distribution from which a hard attention samples positions, by REINFORCE.
 
-    The reward is the negative loss of each token, so that attention and predictions minimise the same expected loss.
+    The reward of a token is its negative loss, so that attention and predictions minimise the same expected loss.
     Without label smoothing, the reward is the log-likelihood. A learned baseline is trained by its regression loss,
     whose weight is always 1.
     """
@@ -280,10 +287,11 @@ class PolicyGradient(Auxiliary):
 
 @dataclass(frozen=True)
 class Divergence(Auxiliary):
-    """Penalises KL(q_t || a_t) between the positions q_t of an inference network and the attention a_t, their prior.
+    """Penalises KL(q_t || a_t) between q_t, an inference network's distribution over positions, and its prior a_t, the
+    attention weights.
 
-    The divergence is computed exactly, because both distributions are categorical. Divergence plus expected negative
-    log-likelihood is the negative evidence lower bound   (Deng et al. 2018, section 3).
+    The divergence is computed exactly, because both distributions are categorical. The sum of the divergence and the
+    expected negative log-likelihood is the negative evidence lower bound   (Deng et al. 2018, section 3).
     """
 
     weight: float
@@ -301,12 +309,12 @@ class Divergence(Auxiliary):
 
 @dataclass(frozen=True)
 class InferenceGradient(Auxiliary):
-    """Trains an inference network by positions sampled from it, with REINFORCE   (Deng et al. 2018, eq. 1, which has no
-    label smoothing).
+    """Trains an inference network by REINFORCE, with positions sampled from the network   (Deng et al. 2018, eq. 1;
+    the paper has no label smoothing).
 
-    The reward is the negative loss of each token, and the baseline is the negative loss with soft attention. Because
-    the predictions minimise the same loss, the gradient averaged over samples is the gradient of the exact expectation,
-    a sum over all positions.
+    The reward of a token is its negative loss, and the baseline is the negative loss with soft attention. The
+    predictions minimise the same loss. The mean gradient over many samples is therefore the gradient of the exact
+    expectation, which sums over all positions.
     """
 
     token_loss: TokenLoss
@@ -328,9 +336,9 @@ class InferenceGradient(Auxiliary):
 
 
 def divergence(log_q: Tensor, log_p: Tensor, counted: Tensor) -> Tensor:
-    """Compute sum_t sum_s q_ts (log q_ts - log p_ts) over counted t: (B, T, S), (B, T, S), bool (B, T) -> ().
+    """Compute sum_t sum_s q_ts (log q_ts - log p_ts): log q (B, T, S), log p (B, T, S), bool (B, T) -> ().
 
-    q must be 0 wherever p is 0.
+    Target positions t at which `counted` is False are left out. q must be 0 wherever p is 0.
     """
     inside = log_q != -torch.inf
     difference = torch.where(inside, log_q, 0.0) - torch.where(inside, log_p, 0.0)
@@ -338,9 +346,10 @@ def divergence(log_q: Tensor, log_p: Tensor, counted: Tensor) -> Tensor:
 
 
 def coverage_loss(weights: Tensor, counted: Tensor) -> Tensor:
-    """Compute sum_t sum_s min(w_ts, c_ts) over counted t: (B, T, S), bool (B, T) -> ().
+    """Compute sum_t sum_s min(w_ts, c_ts): w (B, T, S), bool (B, T) -> ().
 
-    c_ts is the sum of the weights w_us of position s at all steps u < t.
+    c_ts is the sum of the weights w_us of position s at all steps u < t. Target positions t at which `counted` is False
+    are left out.
     """
     covered = weights.cumsum(1) - weights
     return (torch.minimum(weights, covered).sum(-1) * counted).sum()
@@ -350,7 +359,7 @@ def guided_alignment_loss(log_weights: Tensor, alignment: Tensor) -> Tensor:
     """Compute -sum_t sum_s a_ts log w_ts: log w (B, T, S), a (B, T, S) -> ().
 
     The row a_t of the alignment sums to 1, or to 0 if target token t is not aligned. The function takes log-weights,
-    because the gradient 1 / w of log w would be NaN for a weight that underflows.
+    because for a weight w that underflows, the gradient of log w would be NaN.
     """
     # Positions outside an attention window do not count: their weights are exactly 0, and no gradient can raise them.
     return -(alignment * log_weights.masked_fill(log_weights == -torch.inf, 0.0)).sum()
@@ -360,13 +369,14 @@ class Value(NamedTuple):
     """The objective of a batch and the loss terms: sums over target tokens, in nats."""
 
     total: Tensor  # () the objective, which an update minimises
-    terms: dict[str, Tensor]  # loss terms by name, each () before weighting: the criterion's, then the auxiliary ones
+    # loss terms by name, each () before weighting: those of the criterion, then those of the auxiliary losses
+    terms: dict[str, Tensor]
 
 
 class Objective:
     """Computes the configured objective of one batch after another.
 
-    Makes the model's attention return log-weights if guided alignment reads them.
+    If guided alignment is configured, the objective makes the model's attention return log-weights.
     """
 
     def __init__(self, model: Seq2Seq, config: TrainConfig, pad: int, teachers: Sequence[Seq2Seq] = ()) -> None:
@@ -378,10 +388,10 @@ class Objective:
             model.record_log_weights()
 
     def can_be_recorded(self, step: int) -> bool:
-        """May update number `step` record its forward and backward pass as a CUDA graph for later updates?
+        """Check if update number `step` may record its forward and backward pass as a CUDA graph for later updates.
 
-        It may if all batches of one shape run the same kernels and read nothing but the batch's tensors. Losses with
-        sampled positions prevent it, because the samples also depend on the sentences' indices in the corpus.
+        All batches of one shape must run the same kernels, and read nothing but the batch's tensors. Losses with
+        sampled positions prevent recording, because the samples also depend on the sentences' indices in the corpus.
         """
         auxiliary = all(loss.can_be_recorded and step > loss.start for loss in self.auxiliary)
         return self.token_loss.can_be_recorded and auxiliary

@@ -28,8 +28,9 @@ WORDS = re.compile("w+(?:-w+)*|[-.]")  # matches a word or a lone sign, in the s
 
 
 class Controls(TypedDict, total=False):
-    """What a user may control in translations besides the search. A phrase is one or several whole words, such as
-    "le chien", spelled as in the middle of a sentence. What a line cannot meet is left out, with a warning."""
+    """What a user may control in translations, in addition to the search settings. A phrase is one or several whole
+    words, such as "le chien", spelled as in the middle of a sentence. If the translation of a line cannot contain a
+    prefix or a phrase, that prefix or phrase is left out for this line, with a warning."""
 
     attend: Attend | None
     """Step -> the source position that has attention weight 1, or the weights of all positions. Both count from 0. The

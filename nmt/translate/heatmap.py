@@ -93,10 +93,11 @@ def draw_alignment(
     """Draw weights (T, S) in [0, 1] as T x S square cells, labelled with tokens.
 
     Tokens are words or SentencePiece pieces; a piece that continues a word is shown as "•piece". `meaning` labels the
-    colour bar. With up to 60 tokens on its longer side, the figure grows and cells have their full size. From 60 to 96
-    tokens the cells shrink instead, from 96 to 175 the figure grows again, and beyond that the cells shrink further.
-    Only every n-th label is shown if all would overlap. Raises ValueError if the matrix is empty or does not match the
-    tokens.
+    colour bar. Raises ValueError if the matrix is empty or does not match the tokens.
+
+    Up to 60 tokens on the longer side, the cells have their full size, and the figure grows with the number of tokens.
+    From 60 to 96 tokens, the figure keeps its size, and the cells shrink. From 96 to 175 tokens, the figure grows
+    again. With more tokens, the cells shrink further. If the labels would overlap, only every n-th label is shown.
     """
     if weights.shape != (len(target), len(source)) or not weights.size:
         raise ValueError(

@@ -59,8 +59,8 @@ class Translation:
     """One translation of one line."""
 
     text: str
-    # With search=beam, log_prob divided by its length penalty, plus the coverage score; with search=mbr, the mean
-    # utility. Otherwise log_prob itself.
+    # With search=beam, log_prob divided by the length penalty, plus the coverage score. With search=mbr, the mean
+    # similarity to the other candidates. With other searches, log_prob.
     score: float
     log_prob: float  # natural logarithm of the probability of all `tokens`
     source_tokens: list[str]  # pieces of the source, </s> last
@@ -69,15 +69,17 @@ class Translation:
     token_log_probs: list[float]  # log-probability of each token; they sum to log_prob
 
     def word_alignment(self) -> str:
-        """Return Pharaoh links, separated by spaces, from each target word to the source word that it attends to most.
-        Without attention the string is empty."""
+        """Link each target word to the source word that it attends to most. Returns Pharaoh links, separated by spaces.
+
+        A target word that attends most to "</s>" has no link. Without attention, the string is empty.
+        """
         if self.alignment is None:
             return ""
         return format_pharaoh(attention_to_links(self.alignment, self.tokens, self.source_tokens))
 
     def word_weights(self) -> dict[str, Any] | None:
-        """Return the words of both sides ("</s>" last) and the attention weights between them in whole percent, with a
-        row for each target word; None without attention."""
+        """Return the source words, the target words ("</s>" last in both), and the attention weights in whole percent,
+        with a row for each target word; None without attention."""
         if self.alignment is None:
             return None
         weights = merge_to_words(self.alignment, self.tokens, self.source_tokens)
@@ -164,12 +166,12 @@ class Translator:
         group: ProcessGroup | None = None,
         shortlist: str | None = None,
     ) -> Self:
-        """Load the model of one run, or the ensemble of several runs. Where device, precision, threads or seed is None,
-        the setting of the (first) run holds.
+        """Load the model of one run, or the ensemble of several runs. If device, precision, threads or seed is None,
+        the first run's setting is used.
 
-        `search` has values that replace those of the run, such as {"beam_size": 10} or {"kind": "greedy"}. shortlist:
-        "auto" or a file, see nmt.translate.shortlist; by default a search may use the whole vocabulary. Raises
-        UserError if a run cannot be loaded or if the runs have different tokenizers.
+        `search` has search settings that replace those of the first run, such as {"beam_size": 10} or {"kind":
+        "greedy"}. shortlist: "auto" or a file, see nmt.translate.shortlist; by default, a search may use the whole
+        vocabulary. Raises UserError if a run cannot be loaded or if the runs have different tokenizers.
         """
         directories = [RunDirectory.existing(path) for path in ([run] if isinstance(run, str | Path) else run)]
         if not directories:
@@ -190,7 +192,7 @@ class Translator:
 
     @property
     def single(self) -> Seq2Seq:
-        """Return the one model. Raises UserError for an ensemble."""
+        """Return the only model. Raises UserError for an ensemble."""
         if len(self.model.models) > 1:
             raise UserError(
                 f"gradients are defined for one model, not for an ensemble of {len(self.model.models)}; load one run"
@@ -205,13 +207,13 @@ class Translator:
         self.settings, self.method = settings, make_search(settings)
 
     def with_search(self, settings: schema.Search) -> Self:
-        """Return a copy of this translator with other search settings. Both share the model."""
+        """Return a copy of this translator with other search settings. The copy shares the model."""
         other = copy(self)
         other.use_search(settings)
         return other
 
     def reseed(self) -> None:
-        """Number the lines from 0 again. A sample depends on the seed and on the number of its line."""
+        """Number the lines from 0 again. A sampled translation depends on the seed and on the number of its line."""
         self._translated = 0
 
     def translate(self, lines: Sequence[str], **controls: Unpack[Controls]) -> list[Translation]:
@@ -226,11 +228,11 @@ class Translator:
         first_line: int = 1,
         **controls: Unpack[Controls],
     ) -> list[list[Translation]]:
-        """Return the n best translations of each line, best first. Warnings number the lines from `first_line`.
+        """Return up to n translations of each line, best first. Warnings number the lines from `first_line`.
 
         controls: `attend`, `prefix`, `prefixes`, `constraints`, `glossary`, `forbidden`, see
-        nmt.translate.guidance.Controls. A line has an empty translation if it is empty itself, or if no hypothesis has
-        a probability above 0. Raises UserError if the search cannot return n translations or follow the controls.
+        nmt.translate.guidance.Controls. The translation of a line is empty if the line is empty, or if no hypothesis
+        has a probability above 0. Raises UserError if the search cannot return n translations or follow the controls.
         """
         # `_shared` gives this process its batches, `_search_batches` halves a batch that does not fit in memory,
         # `_encoded_batch` encodes one, and `self.method` searches it.
@@ -268,8 +270,8 @@ class Translator:
     ) -> list[Translation]:
         """Compute the score, log-probability and attention of existing translations by forced decoding.
 
-        Both sides are truncated to search.max_source_length tokens. Warnings number the lines from `first_line`.
-        attend: see nmt.translate.guidance.Controls.
+        Sources and targets are truncated to search.max_source_length tokens. Warnings number the lines from
+        `first_line`. attend: see nmt.translate.guidance.Controls.
         """
         source_ids, source_pieces = self.encode(sources, first_line)
         limit = self.settings.max_source_length
@@ -325,7 +327,7 @@ class Translator:
         return dict(zip(chain.from_iterable(batches), chain.from_iterable(merged), strict=True))
 
     def encode(self, lines: Sequence[str], first_line: int = 1) -> tuple[list[list[int]], list[list[str]]]:
-        """Encode source lines into token ids and pieces, at most search.max_source_length of each line."""
+        """Encode source lines into token ids and pieces, at most search.max_source_length tokens of each line."""
         if isinstance(lines, str):
             raise TypeError("a list of lines is expected, not one string")
         return encode_lines(self.tokenizers.source, lines, self.settings.max_source_length, "line", first_line)

@@ -39,6 +39,17 @@ def test_an_evaluation_equals_that_of_training(run: nmt.Run) -> None:
     assert run.evaluate("split=validation", "search=greedy")["signature"] == before["signature"]
 
 
+def test_an_evaluation_measures_faithfulness(run: nmt.Run) -> None:
+    scores = run.evaluate("split=validation", "faithfulness=true", "faithfulness_sentences=2")
+    assert scores["faithfulness"]["sentences"] == 2
+
+
+@pytest.mark.parametrize("key", ["run", "output", "processes"])
+def test_an_evaluation_refuses_what_only_the_command_can_do(run: nmt.Run, key: str) -> None:
+    with pytest.raises(UserError, match=f"{key}=: only nmt-evaluate"):
+        run.evaluate(f"{key}=2")
+
+
 def test_a_run_goes_on_with_more_updates(run: nmt.Run) -> None:
     longer = nmt.train(f"run={run.path}", "training.max_steps=6")
     assert longer.path == run.path

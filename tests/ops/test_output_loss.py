@@ -1,5 +1,6 @@
 """The chunked loss of the output layer: value and gradient equal those of torch's operations on all logits."""
 
+import weakref
 from functools import partial
 
 import pytest
@@ -124,6 +125,21 @@ def test_goes_backward_once_and_not_at_all_in_evaluation(criterion: Criterion, c
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="only once"):
         loss.backward()
+
+
+@OF_ONE_OR_TWO
+def test_frees_the_numbers_of_a_part_before_the_next(criterion: Criterion, copies: int) -> None:
+    earlier: list[weakref.ref[Tensor]] = []
+
+    def watched(logits: Tensor, right: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        assert not any(tensor() is not None for tensor in earlier)
+        loss, terms = criterion(logits, right)
+        earlier.extend(weakref.ref(tensor) for tensor in (logits, loss, *terms.values()))
+        return loss, terms
+
+    right = targets()
+    output_loss(*tensors(copies), right != PAD, watched, right, sizes=ChunkSizes(10 * V * copies, 4 * V * copies))
+    assert len(earlier) > 3 * 3
 
 
 def test_a_hopeless_target_has_a_finite_loss() -> None:
