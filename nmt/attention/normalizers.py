@@ -185,8 +185,9 @@ class MonotonicNormalizer(Normalizer):
 
     In training, the weights are expectations: w_s = p_s sum_{k<=s} w'_k prod_{k<=l<s} (1 - p_l), where w' are the
     weights of the previous step (ibid., eq. 9). Noise, which training adds to the energies, drives p_s to 0 or 1.
-    Outside training, reading stops at the first position with p_s > 1/2. With probability 1 - sum_s w_s, reading passes
-    the end without stopping. Then the context is zero at this step and at all further steps, as in the paper.
+    With probability 1 - sum_s w_s, reading passes the end without stopping. Outside training, reading stops at the
+    first position with p_s > 1/2. If there is none, the context is zero at this step and at all further steps, as in
+    the paper.
     """
 
     stops = True
