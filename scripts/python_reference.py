@@ -70,11 +70,15 @@ def described(name: str, value: Any, members: list[str] | None) -> str:  # noqa:
 
 
 def methods(value: type) -> list[str]:
-    """Return the names of the methods that are public, documented and defined in the class itself."""
+    """Return the names of the methods that are public, documented and defined in the class itself, not in a library."""
+    package = value.__module__.partition(".")[0]
     return [
         name
         for name, member in vars(value).items()
-        if not name.startswith("_") and isinstance(member, Callable | property | classmethod) and member.__doc__  # type: ignore[arg-type]
+        if not name.startswith("_")
+        and isinstance(member, Callable | property | classmethod)  # type: ignore[arg-type]
+        and member.__doc__
+        and getattr(member, "__module__", package).partition(".")[0] == package
     ]
 
 
@@ -132,11 +136,12 @@ def escaped(text: str) -> str:
 
 
 def fields(value: type) -> Iterator[tuple[str, str]]:
-    """Yield each public field of a class with its type and, from the source, the comment beside it or above it."""
+    """Yield each public field of a class with its type and, from the source, the comment beside it or above it, or the
+    string below it."""
     lines = textwrap.dedent(inspect.getsource(value)).splitlines()
     (tree,) = ast.parse("\n".join(lines)).body
     assert isinstance(tree, ast.ClassDef)
-    for node in tree.body:
+    for node, following in zip(tree.body, [*tree.body[1:], None], strict=True):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id[0] != "_":
             assert node.end_lineno is not None
             comments = [lines[node.end_lineno - 1][node.end_col_offset :].partition("# ")[2]]
@@ -144,5 +149,7 @@ def fields(value: type) -> Iterator[tuple[str, str]]:
                 if not line.lstrip().startswith("# "):
                     break
                 comments.insert(0, line.lstrip()[2:])
+            if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
+                comments.append(inspect.cleandoc(str(following.value.value)).replace("\n", " "))
             comment = " ".join(filter(None, comments))
             yield node.target.id, f"`{ast.unparse(node.annotation)}`" + (f", {escaped(comment)}" if comment else "")

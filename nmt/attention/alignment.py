@@ -36,7 +36,7 @@ class Alignment(nn.Module):
     """Turns the distribution over positions into the weights of the context.
 
     If the factors of a window scale the distribution, `Attention` first makes the distribution sum to 1 again. This
-    base class returns the distribution unchanged. It serves predictions that sum over source positions
+    base class, which returns the distribution unchanged, is for predictions that sum over source positions
     (nmt.model.latent).
     """
 
@@ -46,7 +46,7 @@ class Alignment(nn.Module):
 
 
 class SampledAlignment(Alignment):
-    """Chooses one position: in training it samples, otherwise it takes the most probable one   (Xu et al. 2015, 4.1).
+    """Chooses one position: a sample in training, else the most probable position   (Xu et al. 2015, 4.1).
 
     Sampling is not differentiable; therefore `Policy` trains the distribution. In training, each target position has
     the probability `soft_share` of using the whole distribution instead of a sample, which reduces the variance of the
@@ -75,7 +75,7 @@ class SampledAlignment(Alignment):
 
 
 class StraightThroughAlignment(Alignment):
-    """Chooses one position: in training it samples by the Gumbel-max trick, otherwise it takes the most probable one
+    """Chooses one position: a sample by the Gumbel-max trick in training, else the most probable position
     (Jang et al. 2017, 2.2).
 
     The weights are one-hot, but have the gradient of softmax((log p + noise) / temperature), where p is the
@@ -134,19 +134,19 @@ class PolicyLoss(NamedTuple):
 
     loss: Tensor  # () to minimise: the sum of -(R_t - b_t) log p(s_t), minus entropy_weight times the entropy
     regression: Tensor  # () squared error, which trains a learned baseline; 0 for a moving baseline
-    entropy: Tensor  # () entropy of the distributions in nats, to report; not differentiable
+    entropy: Tensor  # () entropy of the distributions in nats, only reported; without a gradient
 
 
 class Policy(nn.Module):
     """Trains the distribution of sampled positions s_t by REINFORCE: grad = E[sum_t (R_t - b_t) grad log p(s_t)], with
     the return R_t = sum_{t' >= t} discount^(t' - t) log p(y_t' | ...)   (Williams 1992; Xu et al. 2015, eq. 11 and 12).
 
-    The reward of a target token y_t is its log-probability. Unlike in the paper, R_t sums only the rewards from step t
-    on, which gives the same expected gradient with less variance.
+    The reward of a target token y_t is its log-probability; for label smoothing, see `PolicyGradient`. Unlike in the
+    paper, R_t sums only the rewards from step t on, which gives the same expected gradient with less variance.
 
     The baseline b_t is either learned or moving. A learned baseline is a linear function of the query. A moving
-    baseline is the running mean reward of a token, times the number of remaining tokens; this number is discounted like
-    the rewards.
+    baseline is the running mean reward of a token, times the discounted number of remaining tokens, sum_{t' >= t}
+    discount^(t' - t).
     """
 
     mean_reward: Tensor  # () mean reward of a token, for a moving baseline

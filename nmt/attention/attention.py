@@ -48,7 +48,7 @@ class Steering(NamedTuple):
 class Memory(NamedTuple):
     """The encoded source sentences. With N heads, each sentence has N consecutive rows in the batch axis B."""
 
-    # (B, S, M) vectors whose weighted sum is a context: encoder states, or one head's projections of them
+    # (B, S, M) vectors whose weighted sum is a context: encoder states, or their projections for a head
     values: Tensor
     keys: Tensor  # (B, S, A) projections of the encoder states for the score, computed once per sentence
     valid: Tensor  # (B, S) bool, True where a position may be attended to
@@ -56,7 +56,7 @@ class Memory(NamedTuple):
     projection: Tensor | None = None  # (A, F) factor P of the `KeyUpdate`; None if there is no update of the keys
     heads: int = 1  # number N of heads
     chunk_keys: Tensor | None = None  # (B, S, A) keys of the second score of monotonic chunkwise attention, see `Chunk`
-    chunk_projection: Tensor | None = None  # (A, F) projection of this second score
+    chunk_projection: Tensor | None = None  # (A, F) factor P of the second score's `KeyUpdate`
     steering: Steering | None = None  # weights that replace the computed weights at some steps
     detailed: bool = False  # True to return `Attended.detail`
 
@@ -91,8 +91,8 @@ class Attended(NamedTuple):
     """The result of one or more steps of attention."""
 
     context: Tensor  # (B, T, M)
-    weights: Tensor  # (B, T, S), the mean of all heads
-    past: Past  # what the next step reads of this step and of earlier steps
+    weights: Tensor  # (B, T, S), the mean over all heads
+    past: Past  # what the next step reads about earlier steps
     log_weights: Tensor | None = None  # (B, T, S) logarithms of the weights, -inf where a weight is exactly 0
     log_stops: Tensor | None = None  # (B, T, S) log-probability that monotonic reading stops at each position
     choice: Choice | None = None  # what hard attention sampled in training
@@ -114,7 +114,7 @@ def join_steps(steps: Sequence[Attended]) -> Attended:
 
 
 class Window(nn.Module):
-    """Decides to which valid positions a query may attend: to all, or to those at most `reach` from a centre."""
+    """Decides which valid positions a query may attend to: all, or those within `reach` of a centre."""
 
     reach: int | None = None  # D, the greatest distance from the centre; None for all positions
     counts_steps = False  # does the centre depend on the number of the step?
@@ -122,7 +122,7 @@ class Window(nn.Module):
     @property
     def width(self) -> int:
         """Return W = 2 D + 2, the number of successive positions that are read for a centre. A window holds at most
-        2 D + 1 positions, but the rounding of offsets can shift the window by one position."""
+        2 D + 1 positions, but rounding errors can shift the window by one position."""
         assert self.reach is not None
         return 2 * self.reach + 2
 
@@ -131,8 +131,8 @@ class Window(nn.Module):
         return self.reach is not None and 2 * self.width <= length
 
     def positions(self, centres: Tensor, length: int) -> Tensor:
-        """Choose W successive positions for each centre: (B, T) -> int64 (B, T, W). In a sentence of `length`
-        positions, the chosen positions include all that are within reach of the centre."""
+        """Choose W successive positions for each centre: (B, T) -> int64 (B, T, W). The chosen positions include all
+        of the sentence's `length` positions that are within reach of the centre."""
         assert self.reach is not None
         first = (centres.detach().floor().long() - self.reach).clamp(0, length - self.width)
         return first[:, :, None] + torch.arange(self.width, device=centres.device)
@@ -241,7 +241,7 @@ class Attention(nn.Module):
         """Prepare the memory, with keys that are computed once per sentence: states (B, S, M), bool (B, S) -> Memory.
 
         values: the vectors whose weighted sum is the context, by default the states. nonempty: True if every sentence
-        is known to have a valid position. Then `Memory.mask` is computed, if the window and the normalizer allow it.
+        is known to have a valid position; the memory then has a mask, if the window and the normalizer allow one.
         """
         values = in_autocast_dtype(states if values is None else values)  # cast once, not at every step
         keys, projections = self.score.keys(states), [self.score.key_projection()]
@@ -260,7 +260,7 @@ class Attention(nn.Module):
         return memory._replace(chunk_keys=score.keys(states), chunk_projection=score.key_projection())
 
     def start(self, valid: Tensor) -> Past:
-        """Make the past of the first step: bool (B, S) -> Past."""
+        """Make the `Past` that the first step reads: bool (B, S) -> Past."""
         return Past.start(valid)
 
     def drop(self, weights: Tensor, memory: Memory) -> Tensor:
@@ -396,7 +396,7 @@ class Attention(nn.Module):
 
 class MultiHeadAttention(nn.Module):
     """Computes W_o [head_1; ...; head_N] with head_n = attention(W_q^n q, W_k^n h, W_v^n h)   (Vaswani et al. 2017,
-    3.2.2): q is the query, h are the encoder states, and the matrices W are learned.
+    3.2.2), where q is the query, h are the encoder states, and the matrices W are learned.
 
     The heads share the parameters of `inner` and differ in their projections W_q, W_k and W_v. With one head, the class
     computes general query-key-value attention.
@@ -415,21 +415,21 @@ class MultiHeadAttention(nn.Module):
 
     def remember(self, states: Tensor, valid: Tensor, *, nonempty: bool = False) -> Memory:
         """Prepare the memory of all heads, as `Attention.remember` does: states (B, S, M), bool (B, S) -> Memory with
-        B N rows."""
+        B * N rows."""
         valid = valid[:, None].expand(-1, self.heads, -1).flatten(0, 1)
         keys, values = (self._fold(projection(states)) for projection in (self.key_proj, self.value_proj))
         return self.inner.remember(keys, valid, values, nonempty=nonempty)._replace(heads=self.heads)
 
     def start(self, valid: Tensor) -> Past:
-        """Make the past of the first step, for all heads: bool (B, S) -> Past."""
+        """Make the `Past` that the first step of all heads reads: bool (B, S) -> Past."""
         return Past.start(valid[:, None].expand(-1, self.heads, -1))
 
     def sequence(self, query: Tensor, memory: Memory, past: Past) -> Attended:
-        """Attend at T successive steps: queries (B, T, Q) -> Attended, whose weights are the mean of the heads."""
+        """Attend at T successive steps: queries (B, T, Q) -> Attended, whose weights are means over heads."""
         return self._join(self.inner.sequence(*self._by_head(query, memory, past)), query)
 
     def step(self, query: Tensor, memory: Memory, past: Past) -> Attended:
-        """Attend at one step with K hypotheses of each sentence, as `Attention.step` does: queries (B, K, Q)."""
+        """Attend at one step with K hypotheses per sentence, like `Attention.step`: queries (B, K, Q) -> Attended."""
         return self._join(self.inner.step(*self._by_head(query, memory, past)), query)
 
     def _by_head(self, query: Tensor, memory: Memory, past: Past) -> tuple[Tensor, Memory, Past]:

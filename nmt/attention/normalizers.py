@@ -21,8 +21,8 @@ SATURATED = 40.0  # from this x on, softplus(x) equals x to the last bit of floa
 
 
 class Normalized(NamedTuple):
-    """A distribution over W source positions: those of a window, or all S positions. The mask `keep` marks the
-    positions that may have weight."""
+    """A distribution over W source positions: those of a window, or all S positions. The normalizer's argument `keep`
+    marks the positions that may have weight."""
 
     weights: Tensor  # (B, T, W), 0 outside `keep`
     # (B, T, W) logarithms of the weights, -inf outside `keep`; exact even where a weight underflows
@@ -74,8 +74,8 @@ class SoftmaxNormalizer(Normalizer):
 
 
 class SparsemaxNormalizer(Normalizer):
-    """Computes the distribution nearest to the energies; it is 0 at positions with low energies   (Martins and
-    Astudillo 2016, eq. 2)."""
+    """Computes sparsemax, the distribution nearest to the energies, which is 0 at positions with low energies
+    (Martins and Astudillo 2016, eq. 2)."""
 
     function = staticmethod(sparsemax)
 
@@ -96,12 +96,12 @@ class EntmaxNormalizer(SparsemaxNormalizer):
 class FirstOrderNormalizer(Normalizer):
     """Makes the position s depend on the position s' of the previous step: w_s = sum_{s'} w'_{s'} p(s | s'), where w'
     are the weights of the previous step. The transition p(s | s') is exp(e_s + b(s - s')) divided by its sum over s,
-    for energies e and a bias b   (Shankar and Sarawagi 2019, eq. 4 and 6). The weights of the first step are a softmax
-    over the energies, without a bias.
+    for energies e and a bias b, a function of s - s'   (Shankar and Sarawagi 2019, eq. 4 and 6). The weights of the
+    first step are a softmax over the energies, without a bias.
 
     The bias is learned for distances |s - s'| up to `reach`, and is 0 for greater distances. If `monotonic` is True,
-    the bias is -infinity for s < s' (Wu and Cotterell 2019, 3.1). The transitions in that paper use the score alone, or
-    distances predicted from the decoder state and the encoder state.
+    the bias is -infinity for s < s' (Wu and Cotterell 2019, 3.1). The transitions of Wu and Cotterell use the score
+    alone, or distances predicted from the decoder state and the encoder state.
     """
 
     def __init__(self, reach: int, monotonic: bool) -> None:
@@ -186,8 +186,8 @@ class MonotonicNormalizer(Normalizer):
     In training, the weights are expectations: w_s = p_s sum_{k<=s} w'_k prod_{k<=l<s} (1 - p_l), where w' are the
     weights of the previous step (ibid., eq. 9). Noise, which training adds to the energies, drives p_s to 0 or 1.
     With probability 1 - sum_s w_s, reading passes the end without stopping. Outside training, reading stops at the
-    first position with p_s > 1/2. If there is none, the context is zero at this step and at all further steps, as in
-    the paper.
+    first position with p_s > 1/2. If no position has p_s > 1/2, the context is zero at this step and at all further
+    steps, as in the paper.
     """
 
     stops = True
@@ -220,8 +220,8 @@ class MonotonicNormalizer(Normalizer):
 
 class Chunk(nn.Module):
     """Computes the weights of monotonic chunkwise attention   (Chiu and Raffel 2018). A chunk of n positions ends where
-    monotonic reading stops. A softmax over the energies u of a second score divides the weight among the chunk's
-    positions.
+    monotonic reading stops. A softmax over the energies u of a second score divides the weight of the stop among the
+    chunk's positions.
 
     The weights are w_s = sum_{k=s}^{s+n-1} a_k exp(u_s) / sum_{l=k-n+1}^{k} exp(u_l), where a_k is the weight that
     `MonotonicNormalizer` gives to position k (ibid., eq. 13 and 17). The w_s have the same sum as the a_k.
@@ -233,7 +233,7 @@ class Chunk(nn.Module):
         self.score, self.size = score, size
 
     def forward(self, log_stops: Tensor, energies: Tensor, keep: Tensor) -> Normalized:
-        """Compute weights from log a (B, 1, S), u (B, 1, S) and keep, bool (B, 1, S) -> (B, 1, S)."""
+        """Compute the weights: log a (B, 1, S), u (B, 1, S), bool (B, 1, S) -> (B, 1, S)."""
         log_weights = chunk_log_weights(log_stops, wide(energies), keep, self.size)
         return Normalized(log_weights.exp(), log_weights)
 
@@ -314,7 +314,7 @@ def chunk_log_weights(log_stops: Tensor, energies: Tensor, keep: Tensor, chunk: 
 
 
 def linear_chain_log_odds(unary: Tensor, keep: Tensor, pairwise: Tensor) -> Tensor:
-    """Compute the log-odds of a linear chain's marginals: u (N, S), bool (N, S), A (4,) -> (N, S).
+    """Compute the log-odds of the marginals of N linear chains: u (N, S), bool (N, S), A (4,) -> (N, S).
 
     The log-odds are log p(z_s = 1) - log p(z_s = 0) under p(z) ~ exp(sum_s z_s u_s + sum_s A[z_s, z_{s+1}]), where z_s
     is 0 or 1, u are energies and A = [[A_0, A_1], [A_2, A_3]]   (Kim et al. 2017, 3.1). The chain consists of the
@@ -377,7 +377,7 @@ class _Messages(torch.autograd.Function):
 
 def constrained_sparsemax(energies: Tensor, bounds: Tensor) -> Tensor:
     """Compute constrained sparsemax, the distribution w that minimises |w - e|^2 under w_s <= u_s   (Malaviya et al.
-    2018, 3): energies e (N, S), bounds u (N, S) >= 0, possibly infinite -> (N, S).
+    2018, 3), for N rows: energies e (N, S), bounds u (N, S) >= 0, possibly infinite -> (N, S).
 
     The bounds of a row must sum to at least 1, or all be 0. If all bounds are 0, w is 0. A position with bound 0 has no
     gradient, and its energy has no influence.

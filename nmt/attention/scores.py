@@ -27,18 +27,18 @@ MAX_NUMBERS = 2**26  # hidden units computed at a time on other devices: 256 MiB
 
 
 class Past(NamedTuple):
-    """What earlier steps attended to. If the attention does not read the past, only `step` changes."""
+    """What earlier steps attended to. If the attention does not read the past, only `step` is updated."""
 
     weights: Tensor  # (B, S), or (B, N, S) with N heads: weights of the previous step; zeros at the first step
     total: Tensor  # (B, S) or (B, N, S): sum of the weights of all earlier steps (coverage)
     step: int  # index of the next step, from 0
-    log_stops: Tensor | None = None  # (B, S) or (B, N, S): log-probability that monotonic reading stopped at s
-    # (B, K) or (B, N, K): means of K Gaussians, as source positions counted from 1; None at the first step
+    log_stops: Tensor | None = None  # (B, S) or (B, N, S): log-probability that monotonic reading stopped at position s
+    # (B, K) or (B, N, K): means of the K Gaussians of `GaussianMixtureScore`, as positions from 1; None before any step
     means: Tensor | None = None
 
     @classmethod
     def start(cls, valid: Tensor) -> Self:
-        """Make the past of the first step: bool (B, S) or (B, N, S)."""
+        """Make the `Past` that the first step reads: bool (B, S) or (B, N, S)."""
         nothing = torch.zeros(valid.shape, device=valid.device)
         return cls(nothing, nothing, 0)
 
@@ -62,8 +62,8 @@ class KeyUpdate(NamedTuple):
 
 
 class Score(nn.Module):
-    """Computes how well a query fits each key. A score does not see the mask. A score whose energies depend on earlier
-    steps changes its keys by a `KeyUpdate`.
+    """Computes how well a query fits each key. A score does not see which positions are valid. A score whose energies
+    depend on earlier steps changes its keys by a `KeyUpdate`.
 
     In the equations of the scores, e_ts is the energy of source position s at target position t. h_s is the encoder
     state, k_s the key and q_t the query. Letters that a class does not define are learned parameters.
@@ -117,9 +117,9 @@ class ScaledDotScore(DotScore):
 class GeneralScore(DotScore):
     """Computes e_ts = q_t . W h_s   (Luong et al. 2015, eq. 7, general), where W = V / sqrt(Q) and V (Q, M) is learned.
 
-    The paper learns W itself, by plain gradient descent. With Adam, an update moves each element by about the learning
-    rate. The energies therefore change by steps that grow with Q and M. The division by sqrt(Q) makes these steps
-    smaller, and the score can still represent the same functions.
+    The paper learns W itself, by plain gradient descent. With Adam, an update moves each element of a matrix by about
+    the learning rate. The change of an energy therefore grows with Q and M. The division by sqrt(Q) makes this change
+    smaller, and does not limit what the score can represent.
     """
 
     def __init__(self, query_dim: int, memory_dim: int) -> None:
@@ -177,10 +177,10 @@ class NormedAdditiveScore(AdditiveScore):
 
 class ConcatScore(AdditiveScore):
     """Computes e_ts = v . tanh(W [q_t; h_s])   (Luong et al. 2015, eq. 7, concat). With `layers` > 1, the hidden units
-    pass through layers - 1 more layers, x -> tanh(W' x + b'), before v.
+    pass through layers - 1 more layers, x -> tanh(W' x + b'), before the product with v.
 
-    W is stored as two matrices, one for q_t and one for h_s. The product with h_s is the key, which is computed once
-    per sentence.
+    W is stored as two matrices, one for q_t and one for h_s. The product of the second with h_s is the key,
+    computed once per sentence.
     """
 
     def __init__(self, query_dim: int, memory_dim: int, attention_dim: int, layers: int) -> None:
@@ -283,9 +283,9 @@ class GaussianMixtureScore(Score):
     means kappa_tk   (Graves 2013, eq. 46 to 51). alpha_tk, beta_tk and the step kappa_tk - kappa_{t-1,k} are
     exponentials of linear functions of the query.
 
-    A softmax over the energies divides the mixture by its sum over the positions. The paper does not divide, and its
-    context vanishes if no Gaussian is near any position. Positions count from 1, and the means start at kappa_0k = 0.
-    If all parameters are 0, each Gaussian moves along the diagonal, by one position per step.
+    A softmax over the energies divides the mixture by its sum over the positions. The paper omits this division, so
+    that its context vanishes if no Gaussian is near a position. Positions count from 1, and the means start at
+    kappa_0k = 0. If all parameters are 0, each Gaussian moves by one position per step.
 
     A key is the number of its position, repeated for each Gaussian. A `KeyUpdate` subtracts the means.
     """
@@ -326,8 +326,7 @@ class GaussianMixtureScore(Score):
 
 class LinearCoverage(nn.Module):
     """Adds coverage to the keys: k'_s = k_s + w c_s + b, where c_s is the sum of the weights that earlier steps gave to
-    position s. With the additive score, whose tanh adds the query to k'_s, the energies are those of See et al.
-    2017, eq. 11."""
+    position s. With the additive score, the energies are v . tanh(W q_t + k'_s), as in See et al. 2017, eq. 11."""
 
     def __init__(self, keys_dim: int) -> None:
         super().__init__()
@@ -356,11 +355,11 @@ def additive_energies(
     The hidden units (B, T, S, A), which are the values of tanh, are not stored. The backward pass computes them again
     from the queries, the features and the keys. Inside a `loop` (nmt.ops.layers), all steps share one copy of the keys.
 
-    On a CPU, the logistic function, which is several times faster, replaces tanh. As tanh(x) = 2 sigmoid(2 x) - 1, the
-    energies are 2 v . sigmoid(2 q + 2 k + 2 P f) - sum(v). Without features, sigmoid(2 q + 2 k) is computed as
-    1 / (1 + e^-2q e^-2k). This form needs each exponential once, not once for every pair of query and key. In
-    this form, |q| and |k| are clamped to at most 43. The limit matters only where q and k have opposite signs and both
-    |q| and |k| are near 43 or greater.
+    On a CPU, the logistic function sigmoid, which is several times faster, replaces tanh. As tanh(x) =
+    2 sigmoid(2 x) - 1, the energies are 2 v . sigmoid(2 q + 2 k + 2 P f) - sum(v). Without features, sigmoid(2 q + 2 k)
+    is computed as 1 / (1 + e^-2q e^-2k): each exponential is computed once, not once for each pair of query and key. In
+    the exponentials, q and k are clamped to [-43, 43]. The clamping matters only where q and k have opposite signs, and
+    both |q| and |k| are near 43 or greater.
     """
     convert = _plain
     if prefers_sigmoid(keys):
@@ -373,7 +372,7 @@ def additive_energies(
 
 
 def prefers_sigmoid(keys: Tensor) -> bool:
-    """Check if the logistic function replaces tanh. On a GPU, the replacement would only add kernels."""
+    """Check if `additive_energies` replaces tanh for these keys. On a GPU, the replacement would only add kernels."""
     return keys.device.type == "cpu"
 
 

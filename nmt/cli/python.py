@@ -49,7 +49,7 @@ class Run:
 
     @property
     def scores(self) -> dict[str, Scores]:
-        """The scores of the best checkpoint for each split, such as `scores["validation"]["bleu"]`."""
+        """The scores in results.json, such as `scores["validation"]["bleu"]`, BLEU of the best checkpoint."""
         return {split: Scores(values) for split, values in read_json(RunDirectory(self.path).results).items()}
 
     @property
@@ -65,8 +65,8 @@ class Run:
     def evaluate(self, *overrides: str) -> Scores:
         """Score the run on a split, for example with `run.evaluate("split=validation", "search.beam_size=10")`.
 
-        Takes the keys of nmt-evaluate except `run`, `output` and `processes`. Writes the files that nmt-evaluate writes
-        into the run. Raises UserError for a mistake.
+        Takes the keys of nmt-evaluate except `run`, `output` and `processes`. Writes the same files into the run as
+        nmt-evaluate. Raises UserError for a mistake.
         """
         log_to_stream(sys.stderr)
         for key in ("run", "output", "processes"):

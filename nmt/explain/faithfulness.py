@@ -48,7 +48,7 @@ def faithfulness(
     translator: Translator, sources: Sequence[str], references: Sequence[str], gold: Sequence[str] | None, count: int
 ) -> dict[str, Any]:
     """Measure whether attention explains the output (docs/faithfulness.md), on `count` sentence pairs that are spread
-    evenly over all given pairs. The references are taken as the output.
+    evenly over all given pairs. The references serve as the output.
 
     Figures that need attention are None without attention, and those that need gold alignments are None without `gold`.
     The processes of the translator's group share the sentences. Raises UserError for an ensemble.

@@ -69,7 +69,7 @@ def distillation(
     """Compute (1 - w) CE + w KL(q || p) of a student p with logits (1, n, V)   (Kim and Rush 2016, 3.1).
 
     w is `teacher_weight`, CE is the label-smoothed cross-entropy, and q is the mean of the teachers' distributions. The
-    loss of the paper lacks the entropy of q, which is constant. components, output_layers: see `mean_probabilities`.
+    paper leaves out the entropy of q, a constant term of KL. components, output_layers: see `mean_probabilities`.
     """
     log_probs = logits[0].log_softmax(-1)
     smoothed, nll = smoothed_nll(log_probs, targets, smoothing)
@@ -149,16 +149,16 @@ class TokenLoss:
         return TokenPrediction(batch, decoded, total, terms, self.passes)
 
     def with_inputs(self, batch: Batch) -> tuple[Criterion, tuple[Tensor, ...]]:
-        """Return the criterion for this batch, and the tensors (B * T, ...) that it reads besides logits and targets.
-        This class returns no such tensors."""
+        """Return the criterion for this batch, and the criterion's inputs (B * T, ...) besides logits and targets.
+        This class has no such inputs."""
         return self.criterion, ()
 
     def minimised(self, terms: Terms) -> Tensor:
         """Compute the minimised loss from the loss terms.
 
-        Terms (B, T) give the loss of each token (B, T). Terms () that are summed over the batch give its reduced loss
-        (). The minimised loss is the term "smoothed_loss" if there is one, else the term "loss". R-Drop's divergence is
-        left out, because the configuration forbids R-Drop where this method is used.
+        Terms (B, T) give the loss of each token (B, T). Terms (), which are sums over a batch, give the batch's reduced
+        loss (). The minimised loss is the term "smoothed_loss" if there is one, else the term "loss". R-Drop's
+        divergence is left out, because the configuration forbids R-Drop where this method is used.
         """
         return terms.get("smoothed_loss", terms["loss"])
 
@@ -187,8 +187,8 @@ class Distillation(TokenLoss):
 
     @torch.no_grad()
     def with_inputs(self, batch: Batch) -> tuple[Criterion, tuple[Tensor, ...]]:
-        """Decode the batch with each teacher. Returns `distillation`, with the teachers' output layers as an argument,
-        and the components of the teachers' predictions."""
+        """Decode the batch with each teacher. Returns `distillation` with the teachers' output layers filled in, and
+        the components of the teachers' predictions."""
         layers: list[tuple[Tensor, Tensor]] = []
         inputs: list[Tensor] = []
         for teacher in self.teachers:
@@ -218,7 +218,7 @@ def repeat(batch: Batch, passes: int) -> Batch:
 
 
 class Auxiliary:
-    """An auxiliary loss. The objective adds its sum over the batch to the reduced loss of the criterion."""
+    """An auxiliary loss. Its sum over the batch is added to the reduced loss of the criterion."""
 
     start = 0  # number of initial updates in which this loss is only reported, not minimised
     can_be_recorded = True  # see Objective.can_be_recorded
@@ -287,7 +287,7 @@ class PolicyGradient(Auxiliary):
 
 @dataclass(frozen=True)
 class Divergence(Auxiliary):
-    """Penalises KL(q_t || a_t) between q_t, an inference network's distribution over positions, and its prior a_t, the
+    """Penalises KL(q_t || a_t) between q_t, an inference network's distribution over positions, and the prior a_t, the
     attention weights.
 
     The divergence is computed exactly, because both distributions are categorical. The sum of the divergence and the
@@ -312,9 +312,9 @@ class InferenceGradient(Auxiliary):
     """Trains an inference network by REINFORCE, with positions sampled from the network   (Deng et al. 2018, eq. 1;
     the paper has no label smoothing).
 
-    The reward of a token is its negative loss, and the baseline is the negative loss with soft attention. The
-    predictions minimise the same loss. The mean gradient over many samples is therefore the gradient of the exact
-    expectation, which sums over all positions.
+    The reward of a token is its negative loss, and the baseline is the negative loss with soft attention. As the
+    predictions minimise the same loss, the mean gradient over many samples is that of the exact expectation, which
+    sums over all positions.
     """
 
     token_loss: TokenLoss
@@ -390,8 +390,8 @@ class Objective:
     def can_be_recorded(self, step: int) -> bool:
         """Check if update number `step` may record its forward and backward pass as a CUDA graph for later updates.
 
-        All batches of one shape must run the same kernels, and read nothing but the batch's tensors. Losses with
-        sampled positions prevent recording, because the samples also depend on the sentences' indices in the corpus.
+        A recording needs all batches of one shape to run the same kernels and to read only their own tensors. Losses
+        with sampled positions prevent recording: their samples also depend on the sentences' indices in the corpus.
         """
         auxiliary = all(loss.can_be_recorded and step > loss.start for loss in self.auxiliary)
         return self.token_loss.can_be_recorded and auxiliary

@@ -97,7 +97,7 @@ def draw_alignment(
 
     Up to 60 tokens on the longer side, the cells have their full size, and the figure grows with the number of tokens.
     From 60 to 96 tokens, the figure keeps its size, and the cells shrink. From 96 to 175 tokens, the figure grows
-    again. With more tokens, the cells shrink further. If the labels would overlap, only every n-th label is shown.
+    again. Beyond 175 tokens, the cells shrink further. If the labels would overlap, only every n-th label is shown.
     """
     if weights.shape != (len(target), len(source)) or not weights.size:
         raise ValueError(

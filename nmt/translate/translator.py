@@ -59,14 +59,14 @@ class Translation:
     """One translation of one line."""
 
     text: str
-    # With search=beam, log_prob divided by the length penalty, plus the coverage score. With search=mbr, the mean
-    # similarity to the other candidates. With other searches, log_prob.
+    # With search=beam, log_prob divided by the length penalty, plus the term of search.coverage_penalty. With
+    # search=mbr, the mean similarity to the other candidates. With other searches, log_prob.
     score: float
     log_prob: float  # natural logarithm of the probability of all `tokens`
     source_tokens: list[str]  # pieces of the source, </s> last
     tokens: list[str]  # pieces of the translation, </s> last
     alignment: NDArray[np.float32] | None  # (T, S) attention weights, a row for each token; None without attention
-    token_log_probs: list[float]  # log-probability of each token; they sum to log_prob
+    token_log_probs: list[float]  # log-probabilities of the tokens; their sum is log_prob
 
     def word_alignment(self) -> str:
         """Link each target word to the source word that it attends to most. Returns Pharaoh links, separated by spaces.
@@ -169,7 +169,7 @@ class Translator:
         """Load the model of one run, or the ensemble of several runs. If device, precision, threads or seed is None,
         the first run's setting is used.
 
-        `search` has search settings that replace those of the first run, such as {"beam_size": 10} or {"kind":
+        `search` contains search settings that replace those of the first run, such as {"beam_size": 10} or {"kind":
         "greedy"}. shortlist: "auto" or a file, see nmt.translate.shortlist; by default, a search may use the whole
         vocabulary. Raises UserError if a run cannot be loaded or if the runs have different tokenizers.
         """
@@ -192,7 +192,7 @@ class Translator:
 
     @property
     def single(self) -> Seq2Seq:
-        """Return the only model. Raises UserError for an ensemble."""
+        """Return the translator's only model. Raises UserError for an ensemble."""
         if len(self.model.models) > 1:
             raise UserError(
                 f"gradients are defined for one model, not for an ensemble of {len(self.model.models)}; load one run"
@@ -213,7 +213,7 @@ class Translator:
         return other
 
     def reseed(self) -> None:
-        """Number the lines from 0 again. A sampled translation depends on the seed and on the number of its line."""
+        """Reset the count of translated lines, on which sampled translations depend, besides the seed."""
         self._translated = 0
 
     def translate(self, lines: Sequence[str], **controls: Unpack[Controls]) -> list[Translation]:
@@ -228,7 +228,7 @@ class Translator:
         first_line: int = 1,
         **controls: Unpack[Controls],
     ) -> list[list[Translation]]:
-        """Return up to n translations of each line, best first. Warnings number the lines from `first_line`.
+        """Return up to n translations of each line, best first. Line numbers in warnings start at `first_line`.
 
         controls: `attend`, `prefix`, `prefixes`, `constraints`, `glossary`, `forbidden`, see
         nmt.translate.guidance.Controls. The translation of a line is empty if the line is empty, or if no hypothesis
@@ -270,7 +270,7 @@ class Translator:
     ) -> list[Translation]:
         """Compute the score, log-probability and attention of existing translations by forced decoding.
 
-        Sources and targets are truncated to search.max_source_length tokens. Warnings number the lines from
+        Sources and targets are truncated to search.max_source_length tokens. Line numbers in warnings start at
         `first_line`. attend: see nmt.translate.guidance.Controls.
         """
         source_ids, source_pieces = self.encode(sources, first_line)
