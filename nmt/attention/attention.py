@@ -241,7 +241,7 @@ class Attention(nn.Module):
         """Prepare the memory, with keys that are computed once per sentence: states (B, S, M), bool (B, S) -> Memory.
 
         values: the vectors whose weighted sum is the context, by default the states. nonempty: True if every sentence
-        is known to have a valid position; the memory then has a mask, if the window and the normalizer allow one.
+        is known to have a valid position. Then `Memory.mask` is set if the window and the normalizer can use it.
         """
         values = in_autocast_dtype(states if values is None else values)  # cast once, not at every step
         keys, projections = self.score.keys(states), [self.score.key_projection()]
