@@ -329,8 +329,9 @@ class MemoryLimit:
     """Decides into how many parts a batch is split.
 
     Remembers the size of the smallest part that did not fit in memory, and splits later batches into smaller parts from
-    the start. The gradients of the parts add up to the gradient of the batch; only random noise differs, such as dropout masks. With
-    several processes, each process splits its share of the batch, and all use the same number of parts.
+    the start. The gradients of the parts add up to the gradient of the batch; only random noise differs, such as
+    dropout masks. With several processes, each process splits its share of the batch, and all use the same number of
+    parts.
     """
 
     def __init__(self, parts: int, release: Callable[[], bool] = lambda: False) -> None:
