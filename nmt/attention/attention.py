@@ -58,7 +58,7 @@ class Memory(NamedTuple):
     chunk_keys: Tensor | None = None  # (B, S, A) keys of the second score of monotonic chunkwise attention, see `Chunk`
     chunk_projection: Tensor | None = None  # (A, F) factor P of the second score's `KeyUpdate`
     steering: Steering | None = None  # weights that replace the computed weights at some steps
-    detailed: bool = False  # True to return `Attended.detail`
+    detailed: bool = False  # True if steps that read this memory also return `Attended.detail`
 
     @property
     def sentences(self) -> int:

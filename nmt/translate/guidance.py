@@ -33,8 +33,8 @@ class Controls(TypedDict, total=False):
     prefix or a phrase, that prefix or phrase is left out for this line, with a warning."""
 
     attend: Attend | None
-    """Step -> the source position that has attention weight 1, or the weights of all positions. Both count from 0. The
-    other steps of each translation attend as usual."""
+    """Step -> the source position that has attention weight 1, or the weights of all positions. Steps and positions
+    count from 0. The other steps of each translation attend as usual."""
     prefix: str | Sequence[str]
     """The text, or the pieces, that each translation starts with."""
     prefixes: Sequence[str]
@@ -46,8 +46,8 @@ class Controls(TypedDict, total=False):
     """Source phrase -> the phrase that must appear in the translation for each time that the source phrase occurs in
     the line. Of source phrases that overlap, the first one counts; of those that start together, the longest one."""
     forbidden: Sequence[str]
-    """Phrases that must not appear in any translation. This includes the start of a longer word, if a piece of the word
-    ends where the phrase does."""
+    """Phrases that must not appear in any translation. A longer word is also forbidden if its first pieces spell the
+    phrase."""
 
 
 def make_guidance(
