@@ -27,7 +27,7 @@ RATES = "product_rates.json"  # file in the cache folder: FLOP/s by device, thre
 SIDES = 512, 8192  # rows of the smallest and of the largest square matrices that are multiplied
 ENOUGH = 0.01  # a product that takes this many seconds can be timed accurately
 REPEATS = 3
-SENTENCES = 2  # number of sentence pairs, each from another batch, whose FLOPs are counted
+SENTENCES = 8  # number of sentence pairs, each from another batch, whose FLOPs are counted
 
 
 def ideal_seconds(trainer: Trainer, cache: Path) -> float:
