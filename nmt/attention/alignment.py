@@ -152,7 +152,8 @@ class Policy(nn.Module):
     mean_reward: Tensor  # () mean reward of a token, for a moving baseline
 
     def __init__(self, query_dim: int, baseline: str, *, discount: float, entropy_weight: float) -> None:
-        """baseline: "learned" or "moving". entropy_weight: factor of the entropy, which is maximised."""
+        """baseline: "learned" or "moving". entropy_weight: factor of the distribution's entropy, which is
+        subtracted from the loss."""
         super().__init__()
         self.discount, self.entropy_weight = discount, entropy_weight
         self.learned = nn.Linear(query_dim, 1) if baseline == "learned" else None

@@ -285,9 +285,10 @@ class GaussianMixtureScore(Score):
 
     A softmax over the energies divides the mixture by its sum over the positions. The paper omits this division, so
     that its context vanishes if no Gaussian is near a position. Positions count from 1, and the means start at
-    kappa_0k = 0. If all parameters are 0, each Gaussian moves by one position per step.
+    kappa_0k = 0. If the linear functions are 0, each Gaussian moves by one position per step.
 
-    A key is the number of its position, repeated for each Gaussian. A `KeyUpdate` subtracts the means.
+    A key is the number of its position, repeated for each Gaussian. At each step, a `KeyUpdate`
+    subtracts the means from the keys.
     """
 
     def __init__(self, query_dim: int, components: int) -> None:
