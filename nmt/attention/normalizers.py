@@ -180,8 +180,8 @@ class FertilityNormalizer(Normalizer):
 
 
 class MonotonicNormalizer(Normalizer):
-    """Reads the source positions in order, from where the previous step stopped. If reading reaches position s, it stops
-    there with probability p_s = sigmoid(e_s + r), for energies e and a learned offset r   (Raffel et al. 2017).
+    """Reads the source positions in order, from where the previous step stopped. If reading reaches position s, it
+    stops there with probability p_s = sigmoid(e_s + r), for energies e and a learned offset r   (Raffel et al. 2017).
 
     In training, the weights are expectations: w_s = p_s sum_{k<=s} w'_k prod_{k<=l<s} (1 - p_l), where w' are the
     weights of the previous step (ibid., eq. 9). Noise, which training adds to the energies, drives p_s to 0 or 1.
