@@ -179,7 +179,7 @@ class Policy(nn.Module):
 
     @torch.no_grad()
     def after_update(self, reward: Tensor) -> None:
-        """Update a moving baseline with the mean reward () of the tokens of the whole batch."""
+        """Update the baseline, if it is a moving one. reward: (), the mean reward of a token in the whole batch."""
         if self.learned is None:
             self.mean_reward.lerp_(reward.to(self.mean_reward.dtype), 1 - MOMENTUM)
 

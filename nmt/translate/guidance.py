@@ -43,7 +43,7 @@ class Controls(TypedDict, total=False):
     """For each line, the phrases that must appear in its translation. A phrase that is listed twice must appear twice.
     """
     glossary: Mapping[str, str]
-    """Source phrase -> the phrase that must appear in the translation for each time that the source phrase occurs in
+    """Source phrase -> its required translation, which must appear at least as often as the source phrase occurs in
     the line. Of source phrases that overlap, the first one counts; of those that start together, the longest one."""
     forbidden: Sequence[str]
     """Phrases that must not appear in any translation. A longer word is also forbidden if its first pieces spell the

@@ -213,7 +213,7 @@ class Translator:
         return other
 
     def reseed(self) -> None:
-        """Reset the count of translated lines, on which sampled translations depend, besides the seed."""
+        """Reset the count of translated lines to 0. Sampled translations depend on this count and on the seed."""
         self._translated = 0
 
     def translate(self, lines: Sequence[str], **controls: Unpack[Controls]) -> list[Translation]:
