@@ -43,7 +43,7 @@ class Scores(dict[str, Any]):
 
 @dataclass(frozen=True)
 class Run:
-    """A trained run. A notebook shows its scores and the first heatmap of its test set."""
+    """A trained run. In a notebook, a run is displayed as its scores and the first heatmap of its test set."""
 
     path: Path
 
@@ -107,7 +107,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A comparison of runs. A notebook shows its table."""
+    """A comparison of runs. In a notebook, a comparison is displayed as its table."""
 
     folder: Path
 
