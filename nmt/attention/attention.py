@@ -185,7 +185,8 @@ class LocalPredictiveWindow(Window):
     sigma = D/2 multiplies the weights. Through this factor, the gradient reaches p_t.
 
     With Adam, an update moves each element of v by about the learning rate, and v . tanh(W q_t) by up to A times as
-    much. Without the division by sqrt(A), a few updates move p_t to the start of the sentence, where the sigmoid is flat.
+    much. Without the division by sqrt(A), a few updates move p_t to the start of the sentence, where the sigmoid
+    is flat.
     """
 
     def __init__(self, reach: int, query_dim: int, attention_dim: int) -> None:
