@@ -70,7 +70,7 @@ class Run:
         """
         log_to_stream(sys.stderr)
         for key in ("run", "output", "processes"):
-            if any(word.startswith(f"{key}=") for word in overrides):
+            if any(word.lstrip("+").startswith(f"{key}=") for word in overrides):
                 raise UserError(f"{key}=: only nmt-evaluate takes this key; a run scores itself in one process")
         config, _ = compose("evaluate", schema.EvaluateConfig, [f"run={quoted(self.path)}", *overrides])
         folder = RunDirectory.existing(str(self.path))

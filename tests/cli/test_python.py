@@ -44,10 +44,10 @@ def test_an_evaluation_measures_faithfulness(run: nmt.Run) -> None:
     assert scores["faithfulness"]["sentences"] == 2
 
 
-@pytest.mark.parametrize("key", ["run", "output", "processes"])
-def test_an_evaluation_refuses_what_only_the_command_can_do(run: nmt.Run, key: str) -> None:
-    with pytest.raises(UserError, match=f"{key}=: only nmt-evaluate"):
-        run.evaluate(f"{key}=2")
+@pytest.mark.parametrize("override", ["run=2", "output=2", "processes=2", "++output=2"])
+def test_an_evaluation_refuses_what_only_the_command_can_do(run: nmt.Run, override: str) -> None:
+    with pytest.raises(UserError, match="=: only nmt-evaluate takes this key"):
+        run.evaluate(override)
 
 
 def test_a_run_goes_on_with_more_updates(run: nmt.Run) -> None:
