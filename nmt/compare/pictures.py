@@ -140,7 +140,7 @@ def draw(comparison: Comparison) -> dict[str, Picture]:
         pictures["differences"] = _forest(comparison, names)
         cost, unit = _scaled([system["cost_seconds"] for system in systems])
         points = [Series(number, name, [(cost[number], system[metric])]) for number, name, system in everything]
-        label = f"training time, {unit} (logarithmic)"
+        label = f"training time, {unit}"
         pictures["cost"] = _scatter(points, f"{NAMES[metric]} against training time", label, metric)
         times = [[point["seconds"] for point in system["curve"]] for system in systems]
         timed = all(value is not None for values in times for value in values)
@@ -151,7 +151,7 @@ def draw(comparison: Comparison) -> dict[str, Picture]:
             for number, name, system in everything
         ]
         label = f"training time, {unit}" if timed else "epoch"
-        pictures["curves"] = _lines(curves, "Learning curves", label, "validation BLEU")
+        pictures["curves"] = _lines(curves, "Learning curves", label, "validation BLEU", logarithmic=timed)
         pictures["length"] = _lengths(systems, names)
         for order, title in MASKING.items():
             masked = [
@@ -295,7 +295,9 @@ def _forest(comparison: Comparison, names: Sequence[str]) -> Drawn | None:
     return title, figure, hints
 
 
-def _lines(series: Sequence[Series], title: str, x_label: str, y_label: str) -> Drawn | None:
+def _lines(
+    series: Sequence[Series], title: str, x_label: str, y_label: str, *, logarithmic: bool = False
+) -> Drawn | None:
     """Draw a line for each system, and the names of the systems in a column on the right."""
     plotted = [line for line in series if line.complete_points()]
     if not plotted:
@@ -312,12 +314,11 @@ def _lines(series: Sequence[Series], title: str, x_label: str, y_label: str) -> 
         hints[artist] = [f"{line.name}\n{x_label}: {x:.4g}\n{y_label}: {y:.4g}" for x, y in points]
     x_values, y_values = zip(*(point for line in plotted for point in line.complete_points()), strict=True)
     margins = [0.04 * (max(values) - min(values)) or 0.5 for values in (x_values, y_values)]
-    axes.set(
-        xlim=(min(x_values) - margins[0], max(x_values) + margins[0]),
-        ylim=(min(y_values) - margins[1], max(y_values) + margins[1]),
-        xlabel=x_label,
-        ylabel=y_label,
-    )
+    axes.set(ylim=(min(y_values) - margins[1], max(y_values) + margins[1]), xlabel=x_label, ylabel=y_label)
+    if logarithmic:
+        _scale_logarithmically(axes, x_values, 0.04, 0.04)
+    else:
+        axes.set_xlim(min(x_values) - margins[0], max(x_values) + margins[0])
     axes.grid(visible=False, axis="x")
     axes.spines["bottom"].set_visible(True)
     ends = [line.complete_points()[-1] for line in plotted]
@@ -358,10 +359,8 @@ def _scatter(series: Sequence[Series], title: str, x_label: str, metric: str) ->
     shown = [(x, min(max(y, low), high)) for x, y in points]
     figure, axes = _axes(title, 5.6, 0.55, 0.25)
     x_values = [x for x, _ in points]
-    ratio = max(x_values) / min(x_values)
-    axes.set(
-        xscale="log", xlim=(min(x_values) / ratio**0.06 / 1.02, max(x_values) * ratio**0.16 * 1.02), ylim=(low, high)
-    )
+    axes.set(ylim=(low, high), xlabel=x_label, ylabel=NAMES[metric])
+    _scale_logarithmically(axes, x_values, 0.06, 0.16)
     front = pareto_front([(x, sign * y) for x, y in points])
     corners = _staircase(sorted(shown[index] for index in front))
     axes.plot(*zip(*corners, strict=True), color=MUTED, linewidth=1.2, zorder=1)
@@ -373,20 +372,24 @@ def _scatter(series: Sequence[Series], title: str, x_label: str, metric: str) ->
             style |= {"markersize": 5.5, "markerfacecolor": PAPER, "markeredgewidth": 1.2}
         axes.plot(*place, gid=artist, **style)
         hints[artist] = [f"{line.name}\n{x_label}: {x:.4g}\n{NAMES[metric]}: {y:.2f}"]
-    ticks = {20: (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0), 1000: (1.0, 2.0, 5.0)}
-    start, end = axes.get_xlim()
-    axes.xaxis.set_major_locator(
-        LogLocator(subs=next((subs for limit, subs in ticks.items() if end <= limit * start), (1.0,)))
-    )
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.6g}")
-    axes.set(xlabel=x_label, ylabel=NAMES[metric])
     _name_points(axes, plotted, points, shown, corners)
     if len(front) > 1:
         axes.annotate(
             "line: Pareto front, filled points", (0.99, 0.02), xycoords="axes fraction", ha="right", size=8, color=MUTED
         )
     return title, figure, hints
+
+
+def _scale_logarithmically(axes: Axes, values: Sequence[float], left: float, right: float) -> None:
+    """Make the x axis logarithmic, and say so in its label; `left` and `right` are margins as shares of its length."""
+    ratio = max(values) / min(values)
+    start, end = min(values) / ratio**left / 1.02, max(values) * ratio**right * 1.02
+    axes.set(xscale="log", xlim=(start, end), xlabel=f"{axes.get_xlabel()} (logarithmic)")
+    ticks = {20: (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0), 1000: (1.0, 2.0, 5.0)}
+    shown = next((multiples for limit, multiples in ticks.items() if end <= limit * start), (1.0,))
+    axes.xaxis.set_major_locator(LogLocator(subs=shown))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.6g}")
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> set[int]:

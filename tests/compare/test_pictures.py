@@ -60,8 +60,11 @@ def test_a_system_far_from_all_others_stands_at_the_edge_with_its_value() -> Non
     assert "none (14.0 ↓)" in [text.get_text() for text in pictures["cost"].figure.findobj(Text)]
 
 
-def test_lines_go_through_the_validations_in_minutes() -> None:
-    (line,) = [line for line in draw(comparison())["curves"].figure.axes[0].lines if line.get_gid() == "system-0-line"]
+def test_lines_go_through_the_validations_in_minutes_on_a_logarithmic_axis() -> None:
+    axes = draw(comparison())["curves"].figure.axes[0]
+    assert axes.get_xscale() == "log"
+    assert axes.get_xlabel() == "training time, minutes (logarithmic)"
+    (line,) = [line for line in axes.lines if line.get_gid() == "system-0-line"]
     assert line.get_xdata() == pytest.approx([91 / 60, 181 / 60])
     assert line.get_ydata() == pytest.approx([9.0, 19.0])
 
