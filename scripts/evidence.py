@@ -32,7 +32,16 @@ from nmt.config.schema import NO_EFFECT_KEYS
 from nmt.evaluate.bleu import FORMULAS, METRICS, Counted, count, signatures
 from nmt.export.contents import shared_config, shared_manifest
 from nmt.system.files import to_json, write_atomically
-from nmt.system.run import FINISHED, RunDirectory, digest, load_values, read_json, runs_below, start_choices
+from nmt.system.run import (
+    FINISHED,
+    RunDirectory,
+    digest,
+    load_values,
+    read_json,
+    runs_below,
+    start_choices,
+    without_unused_keys,
+)
 from nmt.system.text_table import markdown
 
 SPLITS = ("validation", "test")
@@ -92,7 +101,7 @@ def unpack(file: Path, split: str) -> tuple[Entry, HeldOut]:
         record = json.loads(arrays["record"].tobytes())
         counts = {name: arrays[f"{split}/{name}"].T.astype(np.int64) for name in METRICS}
         sources = [" ".join("x" * int(words)) for words in arrays[f"{split}/words"]]
-    config, manifest, result = record["config"], record["manifest"], record["results"][split]
+    config, manifest, result = without_unused_keys(record["config"]), record["manifest"], record["results"][split]
     settings, start = read_settings(config), manifest["starts"][0]
     entry = Entry(
         name=file.stem,

@@ -399,7 +399,7 @@ def board_rows(root: Path) -> tuple[list[str], dict[str, str]]:
     differences = {row["system"]: row for row in comparison["differences"]}
     minutes = round(comparison["budget"]["seconds"] / 60)
     titles = [
-        *("`attention=`", "BLEU", f"Difference to `{comparison['baseline']}`", "p", "chrF", "Perplexity"),
+        *("`attention=`", "Seeds", "BLEU", f"Difference to `{comparison['baseline']}`", "p", "chrF", "Perplexity"),
         *("BLEU, longest fifth", f"Validation BLEU, {minutes} minutes", "ms an update", "Sentences/s", "Parameters"),
     ]
     rows = {}
@@ -407,6 +407,7 @@ def board_rows(root: Path) -> tuple[list[str], dict[str, str]]:
         difference = differences.get(system["name"])
         cells = [
             f"`{system['name']}`",
+            f"{len(system['seeds'])}",
             f"{system['bleu']:.2f} ± {system['bleu_ci']:.2f}",
             f"{difference['difference']:+.2f} ± {difference['difference_ci']:.2f}" if difference else "-",
             f"{difference['p']:.3f}{' *' if difference['p'] < SIGNIFICANT else ''}" if difference else "-",

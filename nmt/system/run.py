@@ -397,13 +397,13 @@ def load_values(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}{line}: cannot be read as a configuration ({reason})") from None
     if not isinstance(values, dict):
         raise UserError(f"{path}: is not a configuration (expected keys with values)")
-    return _without_unused(values)
+    return without_unused_keys(values)
 
 
-def _without_unused(values: Mapping[Any, Any], prefix: str = "") -> dict[Any, Any]:
+def without_unused_keys(values: Mapping[Any, Any], prefix: str = "") -> dict[Any, Any]:
     """Drop the keys that nmt has removed since the configuration was saved, and that its run did not use."""
     return {
-        key: _without_unused(value, f"{prefix}{key}.") if isinstance(value, Mapping) else value
+        key: without_unused_keys(value, f"{prefix}{key}.") if isinstance(value, Mapping) else value
         for key, value in values.items()
         if not is_unused(f"{prefix}{key}", value)
     }
