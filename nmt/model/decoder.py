@@ -8,19 +8,12 @@ readout before its activation, G gates x H, V vocabulary.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, NamedTuple, Protocol, Self, TypeVar
+from typing import Literal, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
-from nmt.attention.attention import (
-    Attended,
-    Attention,
-    Memory,
-    MultiHeadAttention,
-    Steering,
-    join_steps,
-)
+from nmt.attention.attention import Attended, Attention, Memory, MultiHeadAttention, Steering, join_steps
 from nmt.attention.scores import Past
 from nmt.model.prediction import (
     CopyGate,
@@ -46,37 +39,6 @@ from nmt.model.recurrent import (
     step_layer,
 )
 from nmt.ops.layers import Dropout, dropout, linear, loop, select
-
-
-class State(Protocol):
-    """The state of a model as a search sees it: one row for each hypothesis."""
-
-    def select(self, index: Tensor) -> Self:
-        """Take the rows with the numbers `index`, int64 (N,). A row may be taken several times."""
-        ...
-
-    def branch(self, index: Tensor, sentences: Tensor | None) -> Self:
-        """Take rows like `select`, in a state whose rows are grouped by sentence, equally many for each sentence.
-
-        The rows of a group may share the memory of their sentence. sentences: int64 (A,), the numbers of the sentences
-        that remain; None keeps all.
-        """
-        ...
-
-
-StateT = TypeVar("StateT", bound=State)
-
-
-class StepOutput(NamedTuple, Generic[StateT]):
-    """What a model returns for one step of a search. Later steps must not overwrite these tensors."""
-
-    logits: Tensor  # (N, V)
-    weights: Tensor | None  # (N, S) attention weights from which the logits were computed; None without attention
-    state: StateT
-
-
-Step = Callable[[Tensor, StateT], StepOutput[StateT]]
-"""A function from the previous tokens, int64 (N,), and a state of N rows to the output for the next token."""
 
 
 class StepAttention(Protocol):

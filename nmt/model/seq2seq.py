@@ -1,12 +1,12 @@
 """The translation model: embeddings, encoder, bridge, decoder, output layer. And ensembles of several models.
 
-Shapes: B batch, S source positions, T target positions, E width of an embedding, R width of the readout, V vocabulary,
-K models.
+Shapes: B batch, N rows of a step in a search (hypotheses), S source positions, T target positions, E width of an
+embedding, R width of the readout, V vocabulary, K models.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial, reduce
-from typing import Any, NamedTuple, Self
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +14,43 @@ from torch import Tensor, nn
 from nmt.attention.alignment import Policy
 from nmt.attention.attention import Detail, Steering
 from nmt.attention.normalizers import SoftmaxNormalizer
-from nmt.model.decoder import Decoded, Decoder, DecoderState, Infer, Inferred, StepOutput
+from nmt.model.decoder import Decoded, Decoder, DecoderState, Infer, Inferred
 from nmt.model.latent import InferenceNetwork
 from nmt.model.prediction import Output, Prediction
 from nmt.model.recurrent import Bridge, Encoder
 from nmt.ops.layers import Dropout, dropout
 from nmt.ops.output_loss import Criterion, OutputLoss, cross_entropy
+
+
+class State(Protocol):
+    """The state of a model as a search sees it: one row for each hypothesis."""
+
+    def select(self, index: Tensor) -> Self:
+        """Take the rows with the numbers `index`, int64 (N,). A row may be taken several times."""
+        ...
+
+    def branch(self, index: Tensor, sentences: Tensor | None) -> Self:
+        """Take rows like `select`, in a state whose rows are grouped by sentence, equally many for each sentence.
+
+        The rows of a group may share the memory of their sentence. sentences: int64 (A,), the numbers of the sentences
+        that remain; None keeps all.
+        """
+        ...
+
+
+StateT = TypeVar("StateT", bound=State)
+
+
+class StepOutput(NamedTuple, Generic[StateT]):
+    """What a model returns for one step of a search. Later steps must not overwrite these tensors."""
+
+    logits: Tensor  # (N, V)
+    weights: Tensor | None  # (N, S) attention weights from which the logits were computed; None without attention
+    state: StateT
+
+
+Step = Callable[[Tensor, StateT], StepOutput[StateT]]
+"""A function from the previous tokens, int64 (N,), and a state of N rows to the output for the next token."""
 
 
 class EmbeddingDropout(Dropout):
@@ -199,11 +230,11 @@ class EnsembleState(NamedTuple):
         return self._replace(members=tuple(member.steered(steering) for member in self.members))
 
     def select(self, index: Tensor) -> Self:
-        """Take rows; see nmt.model.decoder.State."""
+        """Take rows; see `State`."""
         return self._replace(members=tuple(member.select(index) for member in self.members))
 
     def branch(self, index: Tensor, sentences: Tensor | None) -> Self:
-        """Reorder hypotheses; see nmt.model.decoder.State."""
+        """Reorder hypotheses; see `State`."""
         return self._replace(members=tuple(member.branch(index, sentences) for member in self.members))
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from nmt.model.decoder import StateT
+from nmt.model.seq2seq import StateT
 from nmt.ops.layers import map_tensors
 from nmt.system.cuda_graphs import reason_of
 from nmt.system.machine import is_out_of_memory

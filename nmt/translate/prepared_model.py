@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from nmt.attention.attention import Attended, Attention, Memory, MultiHeadAttention
 from nmt.attention.scores import Past
-from nmt.model.decoder import BatchProducts, DecoderState, Products, StepOutput
+from nmt.model.decoder import BatchProducts, DecoderState, Products
 from nmt.model.prediction import OutputLayer, within
 from nmt.model.recurrent import PreparedLayer, prepare_layers
-from nmt.model.seq2seq import Ensemble, SearchEnsemble, Seq2Seq
+from nmt.model.seq2seq import Ensemble, SearchEnsemble, Seq2Seq, StepOutput
 from nmt.ops.layers import Linear, Pack, Weight, in_autocast_dtype, linear, pack, pack_int8
 from nmt.system.machine import Machine
 

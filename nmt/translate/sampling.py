@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nmt.config import schema
 from nmt.config.errors import UserError
-from nmt.model.decoder import StateT
+from nmt.model.seq2seq import StateT
 from nmt.ops.draws import sampling_draws
 from nmt.translate.beam import Scorer, Selection, beam_search
 from nmt.translate.search import Ending, History, Hypothesis, LogProbs, Mask, Search, SearchBatch

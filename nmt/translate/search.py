@@ -21,7 +21,7 @@ from torch import Tensor
 from nmt.attention.attention import Steering
 from nmt.config import schema
 from nmt.config.errors import UserError
-from nmt.model.decoder import StateT, Step
+from nmt.model.seq2seq import StateT, Step
 
 if TYPE_CHECKING:
     from nmt.translate.beam import Node, Selection

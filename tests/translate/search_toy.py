@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nmt.config import schema
-from nmt.model.decoder import StepOutput
+from nmt.model.seq2seq import StepOutput
 from nmt.ops.draws import sentence_keys
 from nmt.translate.beam import Scorer
 from nmt.translate.phrases import Forbidden, Watch

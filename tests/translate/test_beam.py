@@ -25,7 +25,7 @@ from search_toy import (
 from search_toy import search as configured
 from torch import Tensor
 
-from nmt.model.decoder import StepOutput
+from nmt.model.seq2seq import StepOutput
 from nmt.translate.beam import CACHED_NUMBERS, Scorer, Selection, beam_search
 from nmt.translate.search import BLOCK, Hypothesis, Limits, pack_top, unpack
 

@@ -13,7 +13,7 @@ from search_toy import BOS, EOS, PENALTIES, Prefixes, Toy, batch_of, bits, enume
 from search_toy import search as configured
 from torch import Tensor
 
-from nmt.model.decoder import StepOutput
+from nmt.model.seq2seq import StepOutput
 from nmt.translate.beam import Node, Scorer, TreeSelection, beam_search
 from nmt.translate.search import Hypothesis, Limits
 
