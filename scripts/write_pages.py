@@ -52,6 +52,7 @@ GROUPS = {  # page -> groups on it, which are folders of configs/
     "hydra": ["hydra/launcher", "hydra/sweeper"],
 }
 SIGNIFICANT = 0.05  # a star marks a smaller p
+SMALLEST_P = 0.001  # smaller values of p are not written out
 FILLED = ("quickstart", "results/leaderboard", "api/translator", "api/attention")  # pages of docs/ with text in markers
 COMMANDS = ("evaluate", "translate", "compare", "serve", "export")
 SEARCHING = ("evaluate", "translate", "serve")  # the commands with the group `search`
@@ -393,6 +394,12 @@ def board(root: Path) -> Json:
     return comparison
 
 
+def p_cell(p: float) -> str:
+    """Write a p value with three decimals, and a star if it is significant."""
+    number = f"{p:.3f}" if p >= SMALLEST_P else f"< {SMALLEST_P}"
+    return f"{number}{' *' if p < SIGNIFICANT else ''}"
+
+
 def board_rows(root: Path) -> tuple[list[str], dict[str, str]]:
     """Return the two lines of the leaderboard's header, and the row of each preset in the order of BLEU."""
     comparison = board(root)
@@ -410,7 +417,7 @@ def board_rows(root: Path) -> tuple[list[str], dict[str, str]]:
             f"{len(system['seeds'])}",
             f"{system['bleu']:.2f} ± {system['bleu_ci']:.2f}",
             f"{difference['difference']:+.2f} ± {difference['difference_ci']:.2f}" if difference else "-",
-            f"{difference['p']:.3f}{' *' if difference['p'] < SIGNIFICANT else ''}" if difference else "-",
+            p_cell(difference["p"]) if difference else "-",
             *(f"{system[key]:.2f}" for key in ("chrf", "perplexity", "bleu_longest", "bleu_equal_time")),
             *(f"{system[key]:,.0f}" for key in ("update_milliseconds", "sentences_per_second")),
             f"{system['parameters'] / 1e6:.1f} M",
