@@ -48,6 +48,7 @@ SPLITS = ("validation", "test")
 NOT_PACKED = ("bleu_by_length", "search", "directions")  # keys of the results that follow from the other values
 SPEEDS = "benchmark.json"  # file with the speed of every preset, beside the files of the runs
 COMPARISON = "comparison"  # folder of the comparison, beside the files of the runs
+REFERENCE_LENGTH = 1  # column of BLEU's statistics with the number of tokens of the reference
 ROUNDING = 1e-4  # largest difference between a recorded and a recomputed score that counts as equal
 
 
@@ -95,12 +96,16 @@ def _write(arrays: dict[str, Any], stream: BinaryIO) -> None:
 def unpack(file: Path, split: str) -> tuple[Entry, HeldOut]:
     """Read a packed run as nmt-compare reads the directory of a run.
 
-    Each source consists of placeholders, as many as the source had words. References are empty.
+    Each source consists of placeholders, as many as the source had words, and each reference of as many as it had
+    tokens for BLEU.
     """
     with np.load(file, allow_pickle=False) as arrays:
         record = json.loads(arrays["record"].tobytes())
         counts = {name: arrays[f"{split}/{name}"].T.astype(np.int64) for name in METRICS}
-        sources = [" ".join("x" * int(words)) for words in arrays[f"{split}/words"]]
+        sources, references = (
+            [" ".join("x" * int(words)) for words in lengths]
+            for lengths in (arrays[f"{split}/words"], counts["bleu"][:, REFERENCE_LENGTH])
+        )
     config, manifest, result = without_unused_keys(record["config"]), record["manifest"], record["results"][split]
     settings, start = read_settings(config), manifest["starts"][0]
     entry = Entry(
@@ -115,7 +120,7 @@ def unpack(file: Path, split: str) -> tuple[Entry, HeldOut]:
         sentences_per_second=result["sentences_per_second"],
         counted=Counted(counts, signatures(settings)),
     )
-    return entry, HeldOut(sources, [""] * len(sources), settings)
+    return entry, HeldOut(sources, references, settings)
 
 
 def with_speeds(entry: Entry, benchmark: dict[str, Any]) -> Entry:
@@ -134,14 +139,17 @@ def compared(folder: Path, split: str, baseline: str | None) -> Comparison:
     runs = [unpack(file, split) for file in sorted(folder.glob("*.npz"))]
     if not runs:
         raise UserError(f"{folder}: has no packed runs")
-    entries, held_out = [entry for entry, _ in runs], runs[0][1]
+    entries, (first, held_out) = [entry for entry, _ in runs], runs[0]
+    for entry, other in runs:
+        if (difference := held_out.difference(other)) is not None:
+            raise UserError(f"{first.name} and {entry.name}: {difference}")
     if (folder / SPEEDS).is_file():
         benchmark = read_json(folder / SPEEDS)
         entries = [with_speeds(entry, benchmark) for entry in entries]
     systems = group(entries)
     if baseline is not None and (base := find(baseline, systems)) is None:
         raise UserError(f"baseline={baseline}: not one of {', '.join(system.name for system in systems)}")
-    settings = {"examples": 0, "sentences": [], "bootstrap_samples": 1000, "randomisation_trials": 10000}
+    settings = {"examples": 0, "sentences": [], "bootstrap_samples": 10000, "randomisation_trials": 10000}
     return {**compare(systems, held_out, split, baseline=baseline and base, **settings), "missing": []}
 
 
@@ -177,7 +185,10 @@ def check(folder: Path) -> int:
 def _check_comparison(folder: Path, written: Path) -> int:
     """Check the figures of a written comparison against the packed runs. Returns the number of figures that differ."""
     (recorded,) = read_json(written)["comparisons"]
-    again = json.loads(to_json(compared(folder, recorded["split"], recorded["baseline"])))
+    named = recorded["comparisons"] < len(
+        recorded["systems"]
+    )  # otherwise the best system, so that all pairs are tested
+    again = json.loads(to_json(compared(folder, recorded["split"], recorded["baseline"] if named else None)))
     wrong = 0
     for key in ("budget", "machines", "systems", "differences", "runs"):
         before, after = (dict(_leaves(key, values[key])) for values in (recorded, again))

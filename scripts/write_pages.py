@@ -404,10 +404,10 @@ def board_rows(root: Path) -> tuple[list[str], dict[str, str]]:
     """Return the two lines of the leaderboard's header, and the row of each preset in the order of BLEU."""
     comparison = board(root)
     differences = {row["system"]: row for row in comparison["differences"]}
-    minutes = round(comparison["budget"]["seconds"] / 60)
+    minutes = comparison["budget"]["seconds"] / 60
     titles = [
-        *("`attention=`", "Seeds", "BLEU", f"Difference to `{comparison['baseline']}`", "p", "chrF", "Perplexity"),
-        *("BLEU, longest fifth", f"Validation BLEU, {minutes} minutes", "ms an update", "Sentences/s", "Parameters"),
+        *("`attention=`", "Seeds", "BLEU", f"Difference to `{comparison['baseline']}`", "p, corrected", "chrF", "Perplexity"),
+        *("BLEU, longest fifth", f"Validation BLEU, {minutes:.1f} minutes", "ms an update", "Sentences/s", "Parameters"),
     ]
     rows = {}
     for system in comparison["systems"]:
@@ -418,7 +418,8 @@ def board_rows(root: Path) -> tuple[list[str], dict[str, str]]:
             f"{system['bleu']:.2f} ± {system['bleu_ci']:.2f}",
             f"{difference['difference']:+.2f} ± {difference['difference_ci']:.2f}" if difference else "-",
             p_cell(difference["p"]) if difference else "-",
-            *(f"{system[key]:.2f}" for key in ("chrf", "perplexity", "bleu_longest", "bleu_equal_time")),
+            *(f"{system[key]:.2f}" for key in ("chrf", "perplexity", "bleu_longest")),
+            "-" if system["bleu_equal_time"] is None else f"{system['bleu_equal_time']:.2f}",
             *(f"{system[key]:,.0f}" for key in ("update_milliseconds", "sentences_per_second")),
             f"{system['parameters'] / 1e6:.1f} M",
         ]
@@ -443,14 +444,20 @@ def board_row(root: Path, preset: str) -> str:
 def headline(root: Path, names: str) -> str:
     """Return a table of some presets: what docs/attention/index.md says of them, and their BLEU in the leaderboard."""
     overview = (root / "docs" / "attention" / "index.md").read_text(encoding="utf-8")
-    scores = {system["name"]: f"{system['bleu']:.1f} ± {system['bleu_ci']:.1f}" for system in board(root)["systems"]}
-    lines = ["| `attention=` | What it does | Paper | Test BLEU |", "|---|---|---|---|"]
+    comparison = board(root)
+    scores = {system["name"]: f"{system['bleu']:.1f}" for system in comparison["systems"]}
+    differences = {
+        row["system"]: f"{row['difference']:+.1f} ± {row['difference_ci']:.1f}{' *' if row['p'] < SIGNIFICANT else ''}"
+        for row in comparison["differences"]
+    }
+    lines = ["| `attention=` | What it does | Paper | Test BLEU | Difference |", "|---|---|---|---|---|"]
     for name in names.split():
         match = re.search(rf"^\| \[`{name}`\]\((.*?)\) \| (.*?) \| (.*?) \|$", overview, re.M)
         if match is None:
             raise ValueError(f"docs/attention/index.md has no row of {name}")
         page, summary, paper = match.groups()
-        lines.append(f"| [`{name}`](docs/attention/{page}) | {summary} | {paper} | {scores.get(name, '-')} |")
+        figures = f"{scores.get(name, '-')} | {differences.get(name, '-')}"
+        lines.append(f"| [`{name}`](docs/attention/{page}) | {summary} | {paper} | {figures} |")
     return "\n".join(lines)
 
 

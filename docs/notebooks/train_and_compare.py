@@ -125,7 +125,8 @@ comparison
 # - **BLEU** is the mean over the seeds, with half of its 95 % interval. With two seeds such an interval is wide: two numbers say little about how
 #   far others would spread.
 # - **difference** is that to the baseline. Its variance has two parts, the *seeds* and the *sentences* of the test set. With $n_a$ and $n_b$ seeds,
-#   $\mathrm{Var}(D) = s_a^2/n_a + s_b^2/n_b + v$, where $v$ comes from bootstrap samples of the sentences.
+#   $\mathrm{Var}(D) = r_a^2/n_a + r_b^2/n_b + w$, where $w$ comes from bootstrap samples of the sentences. Two seeds may agree by chance, so
+#   $r_a^2$ and $r_b^2$ are at least the mean variance of all compared attentions.
 # - **raw p** is the probability of a difference at least as large if both attentions were equally good, and **p** is corrected for the two
 #   comparisons made here. A star marks p < 0.05.
 # - **p, stratified** ignores the seeds: it asks whether *these* runs differ. In the run kept here it is far below 0.05, while p is not, and the seeds
@@ -134,13 +135,15 @@ comparison
 # - **No star is no proof of equality.** It says that two seeds and this test set cannot tell.
 # - **A star says nothing about longer training.** Both models are at the start of theirs.
 #
-# The next cell computes the variance between the seeds and the t value without $v$ (Welch's test) by hand.
+# The next cell computes the variance between the seeds and the t value without $w$ by hand.
 
 # %%
 scores = {name: np.array([runs[name, seed].scores["test"]["bleu"] for seed in seeds]) for name in names}
+of_seeds = {name: values.var(ddof=1) for name, values in scores.items()}
+mean = np.mean(list(of_seeds.values()))
 for name in names[1:]:
     difference = scores[name].mean() - scores["none"].mean()
-    variance = sum(values.var(ddof=1) / len(seeds) for values in (scores[name], scores["none"]))
+    variance = sum(max(of_seeds[system], mean) / len(seeds) for system in (name, "none"))
     print(
         f"{name:12} {difference:+6.2f} BLEU, standard error of the seeds {variance**0.5:.2f}, t = {difference / variance**0.5:.1f}"
     )

@@ -170,7 +170,7 @@ def power(comparison: Comparison) -> str:
     text = f"Detects a difference {base} of {show(median(sizes))} {name} with 80 %{spread}."
     if any(row["seeds_needed"] is None for row in rows):
         text += (
-            " Where two systems have one seed each, p and interval contain only the variance between sentences: other "
+            " No system has a second seed, so that p and intervals contain only the variance between sentences: other "
             "seeds may differ more."
         )
     return text
@@ -185,16 +185,18 @@ def notes_on_scores(comparison: Comparison) -> str:
     return (
         "BLEU, chrF and COMET: higher is better; TER and AER: lower is better. BLEU of so many words: of the fifth of "
         "the test set with the longest sources. Scores are means over the seeds. ± "
-        f"after {metric} and after a difference is half the width of the 95 % interval, which contains the variance "
-        "between seeds and that between sentences; after another mean it is the standard deviation over the seeds. "
+        f"after {metric} and after a difference is half the width of the 95 % interval, not corrected for the number "
+        "of comparisons; it contains the variance between sentences and, if a system has several seeds, that between "
+        "seeds. After another mean, ± is the standard deviation over the seeds. "
         f"raw p: probability of a difference in {metric} from {reference} at least this large if both systems were "
-        "equally good, by a t test with both variances; of one seed each the larger p of paired bootstrap "
-        f"({samples:,} samples) and paired approximate randomisation ({trials:,} trials). p: the same, corrected for "
-        f"{comparison['comparisons']} comparisons by Holm's method; * below {SIGNIFICANT}.{groups} p, stratified: by "
-        "stratified approximate randomisation, for these runs alone, not corrected. detects: the difference found "
-        "with a probability of 80 %. seeds needed: the seeds of each system with which a difference such as the "
-        "observed one is found with 80 %; inf: more seeds alone are not enough, the test set is too small. Single "
-        "runs are tested against the baseline's run of the same seed between sentences alone, not corrected."
+        "equally good, by a t test with both variances; if no system has several seeds, the larger p of paired "
+        f"bootstrap ({samples:,} samples) and paired approximate randomisation ({trials:,} trials). p: the same, "
+        f"corrected for {comparison['comparisons']} comparisons by Holm's method; * below {SIGNIFICANT}.{groups} "
+        "p, stratified: by stratified approximate randomisation, for these runs alone, not corrected. detects: the "
+        "difference found with a probability of about 80 %. seeds needed: the seeds of every system with which a "
+        "difference such as the observed one is found with about 80 %; inf: more seeds alone are not enough, the test "
+        "set is too small. Single runs are tested against the baseline's run of the same seed between sentences "
+        "alone, not corrected."
     )
 
 

@@ -25,6 +25,7 @@ from nmt.evaluate.significance import (
     Effect,
     Output,
     Resampling,
+    SeedVariance,
     corpus_score,
     difference,
     half_width,
@@ -36,6 +37,7 @@ from nmt.evaluate.significance import (
 from nmt.explain.faithfulness import run_figures, system_figures
 from nmt.system.files import read_lines
 from nmt.system.text_table import short
+from nmt.translate.similarity import Floats
 
 MIN_BUCKET, MAX_BUCKETS = 50, 8  # BLEU by length: at least 50 sentences per bucket, at most 8 buckets
 FIFTHS = 5
@@ -151,6 +153,9 @@ class Field:
             for metric in self.metrics
         }
         self._covariance = np.atleast_2d(np.cov(self._bootstrap[ranking.metric]))
+        self._seeds = SeedVariance.of(
+            [self._scores(system) for system in systems], [self._covariance_of(system) for system in systems]
+        )
 
     def score(self, entry: Entry, metric: str) -> float:
         """Compute the corpus score of a run by a metric."""
@@ -202,11 +207,10 @@ class Field:
         the standard deviation of a run's score over bootstrap samples of the sentences (s_sel of Clark et al. 2011), as
         a mean over the runs.
         """
-        metric, scores, rows = self.ranking.metric, self._scores(system), self._of(system)
-        samples = self._bootstrap[metric][rows]
-        effect = mean_of_seeds(scores, self._covariance[np.ix_(rows, rows)], self.sentences) if len(rows) > 1 else None
+        metric, samples = self.ranking.metric, self._bootstrap[self.ranking.metric][self._of(system)]
+        effect = mean_of_seeds(self._scores(system), self._covariance_of(system), self.sentences, self._seeds)
         return {
-            f"{metric}_ci": half_width(samples[0]) if effect is None else effect.half_width,
+            f"{metric}_ci": effect.half_width if self._seeds.freedom else half_width(samples[0]),
             f"{metric}_sentence_sd": float(samples.std(1, ddof=1).mean()),
         }
 
@@ -226,7 +230,7 @@ class Field:
         rows: list[dict[str, Any]] = []
         for (system, base), effect, dealt in zip(pairs, effects, stratified, strict=True):
             p_raw = effect.p_value
-            if len(system.entries) == len(base.entries) == 1:
+            if not self._seeds.freedom:
                 paired = self._paired_tests(system.entries[0], base.entries[0], [self.ranking.metric])
                 p_raw = max(p for test in paired for p in test.values())
             rows.append(
@@ -241,6 +245,13 @@ class Field:
                     "detectable": effect.detectable(level),
                     "seeds_needed": effect.seeds_needed(level),
                 }
+            )
+        least = len(rows) / (1 + min(self.resampling.samples, self.resampling.trials))
+        if not self._seeds.freedom and least >= SIGNIFICANT:
+            log.warning(
+                "with %d comparisons no p can be below %.3f: set bootstrap_samples and randomisation_trials to at "
+                "least %d, or name a baseline",
+                *(len(rows), least, len(rows) / SIGNIFICANT),
             )
         corrected = holm([row["p_raw"] for row in rows])
         return [{**row, "p": p} for row, p in zip(rows, corrected, strict=True)]
@@ -259,10 +270,14 @@ class Field:
     def _of(self, *systems: System) -> list[int]:
         return [self._rows[entry.name] for system in systems for entry in system.entries]
 
+    def _covariance_of(self, *systems: System) -> Floats:
+        """Return the covariance (n, n) of the scores of the systems' n runs over bootstrap samples."""
+        rows = self._of(*systems)
+        return self._covariance[np.ix_(rows, rows)]
+
     def _effect(self, system: System, base: System) -> Effect:
-        rows = self._of(system, base)
-        covariance = self._covariance[np.ix_(rows, rows)]
-        return difference(self._scores(system), self._scores(base), covariance, self.sentences)
+        covariance = self._covariance_of(system, base)
+        return difference(self._scores(system), self._scores(base), covariance, self.sentences, self._seeds)
 
     def _paired_tests(
         self, entry: Entry, base: Entry, metrics: Sequence[str]
@@ -371,11 +386,11 @@ class Budget(NamedTuple):
 def _bleu_after(curve: Sequence[Validation], updates: float | None) -> float | None:
     """Interpolate a learning curve linearly between validations, to read BLEU after this number of updates.
 
-    The curve begins at 0 BLEU before training, and is constant after the last validation.
+    The curve is constant after the last validation. Returns None before the first one.
     """
-    if updates is None or not curve:
+    if updates is None or not curve or updates < curve[0].updates:
         return None
-    return float(np.interp(updates, [0, *(point.updates for point in curve)], [0, *(point.bleu for point in curve)]))
+    return float(np.interp(updates, [point.updates for point in curve], [point.bleu for point in curve]))
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -194,14 +194,16 @@ def sentence_bleu(counts: Counts) -> NDArray[np.float64]:
 def score_by_length(counts: Counts, sources: Sequence[str], parts: int = 4) -> list[dict[str, float | list[int]]]:
     """Compute BLEU, from its statistics (N, 10), for sentences in bins of increasing source length.
 
-    There are at most `parts` bins of about equal size; fewer if many sentences have the same length, because these
-    share a bin. "words" holds a bin's shortest and longest length in words, or in characters if most sentences have no
-    spaces, as in Chinese.
+    There are at most `parts` bins, whose sizes are as equal as possible if sentences of the same length share a bin;
+    there are fewer if many sentences have the same length. "words" holds a bin's shortest and longest length in words,
+    or in characters if most sentences have no spaces, as in Chinese.
     """
     lengths = np.array([len(source.split()) for source in sources])
     if np.median(lengths) <= 1:
         lengths = np.array([len(source) for source in sources])
-    edges = np.unique(np.quantile(lengths, np.arange(1, parts + 1) / parts, method="lower"))
+    longest, sizes = np.unique(lengths, return_counts=True)
+    shares = np.cumsum(sizes) / len(lengths)  # share of the sentences that are at most as long
+    edges = np.unique([longest[np.abs(shares - part / parts).argmin()] for part in range(1, parts + 1)])
     numbers = np.searchsorted(edges, lengths)
     bins: list[dict[str, float | list[int]]] = []
     for number in range(len(edges)):

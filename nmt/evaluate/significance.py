@@ -14,16 +14,17 @@ resamplings are then a product of matrices (R, N) and (N, k).
 The outputs of system A have the scores a_j on the test set, j = 1 ... n_a, and those of system B the scores b_j. The
 difference D of the means has the t statistic
 
-    D = mean(a) - mean(b),    Var(D) = s_a^2 / n_a + s_b^2 / n_b + v,    t = D / sqrt(Var(D)),
+    D = mean(a) - mean(b),    Var(D) = r_a^2 / n_a + r_b^2 / n_b + w,    t = D / sqrt(Var(D)),
 
-where s_a^2 and s_b^2 are the variances between a system's scores, and v is the variance of D over bootstrap samples of
-the sentences, with the outputs unchanged. The degrees of freedom are Satterthwaite's (1946). Var(D) is a little too
-large: some seeds happen to suit the chosen sentences, and both s^2 and v contain this variance. With few seeds the
-estimates s^2 are so uncertain that the test exceeds its level without this excess: docs/comparison.md has the figures
-of a simulation.
+where r_a^2 and r_b^2 are the variances between the seeds of A and of B, and w is the variance of D that more seeds do
+not reduce, because all seeds of a system share it: it comes from the choice of the sentences. The degrees of freedom
+are Satterthwaite's (1946).
 
-A system with one seed takes s^2 from the other system. If both have one seed, nothing is known of the variance between
-seeds: Var(D) = v, and the two paired tests decide.
+A variance of two or three scores can be far too small by chance. r_a^2 is therefore the largest of three estimates
+(`SeedVariance`): the variance of A's own scores, the mean variance of all compared systems, and the variance that the
+choice of the sentences alone causes between seeds. docs/comparison.md has the figures of a simulation. If every system
+has one seed, nothing is known of the variance between seeds: Var(D) is the variance over bootstrap samples of the
+sentences, and the two paired tests decide.
 """
 
 import math
@@ -47,7 +48,6 @@ CHUNK_TRIALS = 500  # resamplings that are computed at a time
 ROUNDING = 1e-9  # score differences up to this size count as 0, because the order of sums may cause them
 POWER = 0.8  # probability with which a test finds the difference that it is designed for
 MAX_SEEDS = 1000  # largest number of seeds that `Effect.seeds_needed` tries
-KNOWN = 1e6  # degrees of freedom of a variance that is taken as known
 NODES, NODE_WEIGHTS = np.polynomial.legendre.leggauss(100)  # quadrature on [-1, 1]
 TAIL = 12  # standard deviations up to which a density is integrated; its tail beyond holds less than 1e-30
 BISECTIONS = 45  # number of times that `t_quantile` halves its interval
@@ -205,30 +205,58 @@ def _generator() -> np.random.Generator:
 
 
 @dataclass(frozen=True)
+class SeedVariance:
+    """What the scores of all compared systems say about the variance between seeds.
+
+    A difference between two seeds of a system has two causes: training, and that some seeds happen to suit the chosen
+    sentences. The second part is also known from bootstrap samples of the sentences, and bounds the variance from
+    below.
+    """
+
+    common: float  # mean variance between the scores of a system, at least `of_sentences`
+    of_sentences: float  # part of the variance that the choice of the sentences causes
+    freedom: int  # degrees of freedom of `common`; 0 if each system has one seed, so that nothing is known
+    systems: int  # number of systems
+
+    @classmethod
+    def of(cls, scores: Sequence[Sequence[float]], covariances: Sequence[Floats]) -> Self:
+        """Estimate the variance from the scores of each system's seeds.
+
+        covariances: for each system (n, n), the covariance of its n scores over bootstrap samples of the sentences.
+        """
+        several = [index for index, values in enumerate(scores) if len(values) > 1]
+        freedom = sum(len(scores[index]) - 1 for index in several)
+        if not freedom:
+            return cls(0.0, 0.0, 0, len(scores))
+        pooled = sum((len(scores[index]) - 1) * _variance(scores[index]) for index in several) / freedom
+        of_sentences = float(np.mean([_unshared_variance(covariances[index]) for index in several]))
+        return cls(max(pooled, of_sentences), of_sentences, freedom, len(scores))
+
+    def of_system(self, scores: Sequence[float]) -> float:
+        """Return the variance between seeds of a system with these scores: its own, but at least `common`."""
+        return max(_variance(scores), self.common) if len(scores) > 1 else self.common
+
+
+@dataclass(frozen=True)
 class Effect:
     """An estimate with its variance: a system's mean score over seeds, or the difference of two systems' means."""
 
     value: float
-    variance: float  # the square of the standard error
-    freedom: float  # degrees of freedom of `variance`
-    shared: float  # the part of `variance` that more seeds do not reduce
-    of_seed: tuple[float, ...] = ()  # for each system, the variance that one seed adds to `shared`; empty if unknown
+    between: float  # variance that one seed of each system has; the seeds' number divides it
+    reducible: float  # the part of the variance that more seeds reduce, with the present number of seeds
+    shared: float  # the part of the variance that more seeds do not reduce
+    seeds: SeedVariance
+    sentences: int  # number of sentences in the test set
 
-    @classmethod
-    def of(
-        cls,
-        value: float,
-        parts: Sequence[tuple[float, float]],
-        shared: float = 0.0,
-        of_seed: tuple[float, ...] = (),
-    ) -> Self:
-        """Make an effect whose variance is the sum of several estimated variances.
+    @property
+    def variance(self) -> float:
+        """Compute the square of the standard error."""
+        return self.reducible + self.shared
 
-        parts: each estimated variance with its degrees of freedom. Those of the sum follow Satterthwaite (1946).
-        """
-        variance = sum(part for part, _ in parts)
-        share = sum((part / variance) ** 2 / freedom for part, freedom in parts) if variance else 1.0
-        return cls(value, variance, 1 / share, shared, of_seed)
+    @property
+    def freedom(self) -> float:
+        """Compute the degrees of freedom of the variance (Satterthwaite 1946)."""
+        return self._freedom(self.reducible, self.seeds.freedom)
 
     @property
     def half_width(self) -> float:
@@ -241,60 +269,74 @@ class Effect:
         return t_p_value(self.value / math.sqrt(self.variance), self.freedom) if self.variance else 1.0
 
     def detectable(self, level: float) -> float:
-        """Compute the true difference that a test at this level finds significant with a probability of about 80 %."""
-        errors = t_quantile(1 - level / 2, self.freedom) + t_quantile(POWER, self.freedom)
-        return errors * math.sqrt(self.variance)
+        """Estimate the true difference that a test at this level finds significant with a probability of 80 %."""
+        return _detectable(self.variance, self.freedom, level)
 
     def seeds_needed(self, level: float) -> float | None:
-        """Compute how many seeds of each system make a true difference of size `value` detectable at this level.
+        """Estimate how many seeds of all systems make a true difference of size `value` detectable at this level.
 
         Returns infinity if even MAX_SEEDS are too few, which means that the test set is too small. Returns None if the
         variance between seeds is unknown.
         """
-        if not self.of_seed:
+        if not self.seeds.freedom:
             return None
         counts = range(2, MAX_SEEDS + 1)
-        index = bisect_left(counts, True, key=lambda count: self._with(count).detectable(level) <= abs(self.value))
+        index = bisect_left(counts, True, key=lambda count: self._detectable_with(count, level) <= abs(self.value))
         return counts[index] if index < len(counts) else math.inf
 
-    def _with(self, seeds: int) -> "Effect":
-        """Predict the effect with this many seeds of each system."""
-        return Effect.of(self.value, [(self.shared, KNOWN), *((part / seeds, seeds - 1) for part in self.of_seed)])
+    def _detectable_with(self, count: int, level: float) -> float:
+        """Estimate the detectable difference if all systems had `count` seeds."""
+        reducible = self.between / count
+        return _detectable(reducible + self.shared, self._freedom(reducible, self.seeds.systems * (count - 1)), level)
+
+    def _freedom(self, reducible: float, of_seeds: int) -> float:
+        """Combine the degrees of freedom of the reducible part with those of the shared part."""
+        variance, of_sentences = reducible + self.shared, max(self.sentences - 1, 1)
+        if not variance or not of_seeds:
+            return of_sentences
+        return 1 / ((reducible / variance) ** 2 / of_seeds + (self.shared / variance) ** 2 / of_sentences)
 
 
-def difference(a: Sequence[float], b: Sequence[float], covariance: Floats, sentences: int) -> Effect:
+def _detectable(variance: float, freedom: float, level: float) -> float:
+    return (t_quantile(1 - level / 2, freedom) + t_quantile(POWER, freedom)) * math.sqrt(variance)
+
+
+def difference(
+    a: Sequence[float], b: Sequence[float], covariance: Floats, sentences: int, seeds: SeedVariance
+) -> Effect:
     """Estimate the difference mean(a) - mean(b) of systems A and B from the scores of n_a and n_b seeds.
 
     covariance: (n_a + n_b, n_a + n_b), the covariance of all scores over bootstrap samples of the sentences, with A's
     scores before B's; sentences: number of sentences in the test set.
     """
-    counts, value = (len(a), len(b)), float(np.mean(a) - np.mean(b))
-    signs = np.repeat([1 / len(a), -1 / len(b)], counts)
-    of_sentences = max(float(signs @ covariance @ signs), 0.0), max(sentences - 1, 1)
-    if counts == (1, 1):
-        return Effect.of(value, [of_sentences], of_sentences[0])
+    signs = np.repeat([1 / len(a), -1 / len(b)], (len(a), len(b)))
     blocks = covariance[: len(a), : len(a)], covariance[len(a) :, len(a) :]
-    variances = [
-        (_variance(x), _unshared_variance(block)) for x, block in zip((a, b), blocks, strict=True) if len(x) > 1
-    ]
-    # `between` and `unshared` have a value for A and one for B. A system with one seed takes the other system's values.
-    between, unshared = zip(variances[0], variances[-1], strict=True)
-    if 1 in counts:
-        parts = [(between[0] * (1 / counts[0] + 1 / counts[1]), max(counts) - 1)]
-    else:
-        parts = [(variance / count, count - 1) for variance, count in zip(between, counts, strict=True)]
-    shared = max(of_sentences[0] - sum(part / count for part, count in zip(unshared, counts, strict=True)), 0.0)
-    return Effect.of(value, [*parts, of_sentences], shared, (between[0] + unshared[0], between[1] + unshared[1]))
+    return _effect(float(np.mean(a) - np.mean(b)), (a, b), blocks, float(signs @ covariance @ signs), sentences, seeds)
 
 
-def mean_of_seeds(scores: Sequence[float], covariance: Floats, sentences: int) -> Effect:
-    """Estimate the mean score of n >= 2 seeds.
+def mean_of_seeds(scores: Sequence[float], covariance: Floats, sentences: int, seeds: SeedVariance) -> Effect:
+    """Estimate the mean score of n seeds.
 
     covariance: (n, n), the covariance of the scores over bootstrap samples of the sentences.
     """
-    count = len(scores)
-    parts = [(_variance(scores) / count, count - 1), (float(covariance.mean()), max(sentences - 1, 1))]
-    return Effect.of(float(np.mean(scores)), parts)
+    return _effect(float(np.mean(scores)), (scores,), (covariance,), float(covariance.mean()), sentences, seeds)
+
+
+def _effect(
+    value: float,
+    systems: Sequence[Sequence[float]],
+    blocks: Sequence[Floats],
+    of_sentences: float,
+    sentences: int,
+    seeds: SeedVariance,
+) -> Effect:
+    """Split the variance of an effect: `of_sentences` is the effect's variance over bootstrap samples."""
+    between = [seeds.of_system(scores) for scores in systems]
+    reducible = sum(variance / len(scores) for variance, scores in zip(between, systems, strict=True))
+    unshared = sum(
+        (_unshared_variance(block) if len(block) > 1 else seeds.of_sentences) / len(block) for block in blocks
+    )
+    return Effect(value, sum(between), reducible, max(of_sentences - unshared, 0.0), seeds, sentences)
 
 
 def _variance(scores: Sequence[float]) -> float:

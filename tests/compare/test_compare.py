@@ -15,6 +15,7 @@ from nmt.config.errors import UserError
 from nmt.evaluate.bleu import Counts, ScoreSettings, count, score, score_by_length, sentence_bleu
 from nmt.evaluate.significance import (
     Resampling,
+    SeedVariance,
     corpus_score,
     difference,
     half_width,
@@ -87,7 +88,9 @@ def test_a_system_is_tested_with_the_variance_of_its_seeds_and_that_of_sentences
     outputs = [counted(name, seed)["bleu"] for name in ("bad", "good") for seed in (1, 2)]
     resampling = Resampling(60, 200, 200)
     scores = [corpus_score(rows, "bleu") for rows in outputs]
-    expected = difference(scores[:2], scores[2:], np.cov(resampling.bootstrap(outputs, "bleu")), 60)
+    covariance = np.cov(resampling.bootstrap(outputs, "bleu"))
+    seeds = SeedVariance.of([scores[:2], scores[2:]], [covariance[:2, :2], covariance[2:, 2:]])
+    expected = difference(scores[:2], scores[2:], covariance, 60, seeds)
     assert bad["difference"] == pytest.approx(expected.value, abs=1e-3)
     assert bad["difference"] == pytest.approx(bad["bleu"] - good["bleu"], abs=1e-3)
     assert bad["difference_ci"] == pytest.approx(expected.half_width, abs=1e-3)
@@ -95,7 +98,7 @@ def test_a_system_is_tested_with_the_variance_of_its_seeds_and_that_of_sentences
     assert bad["detectable"] == pytest.approx(expected.detectable(0.05), abs=1e-3)
     stratified = resampling.stratified_randomisation([outputs[:2], outputs[2:]], [(0, 1)], "bleu")
     assert [bad["p_stratified"]] == stratified
-    own = mean_of_seeds(scores[:2], np.cov(resampling.bootstrap(outputs[:2], "bleu")), 60)
+    own = mean_of_seeds(scores[:2], covariance[:2, :2], 60, seeds)
     assert bad["bleu_ci"] == pytest.approx(own.half_width, abs=1e-3)
     (row,) = found["differences"]
     assert (row["system"], row["baseline"]) == ("bad", "good")
@@ -122,8 +125,20 @@ def test_p_is_corrected_for_the_number_of_comparisons() -> None:
     assert [rows[name]["p"] for name in ("close", "worse", "worst")] == pytest.approx(holm(raw))
     assert rows["worst"]["p"] < 0.05 < rows["close"]["p"]
     alone = compared([e for e in FIELD if e.choices["attention"] in ("best", "worse")], baseline="best")["systems"][1]
-    assert alone["p_raw"] == pytest.approx(rows["worse"]["p_raw"])
-    assert alone["detectable"] < rows["worse"]["detectable"]
+    assert alone["difference"] == rows["worse"]["difference"]
+    assert alone["p"] == alone["p_raw"]
+    assert alone["p_raw"] != rows["worse"]["p_raw"]  # the other systems inform about the variance between seeds
+
+
+def test_too_few_resamplings_for_many_single_seeds_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    runs = [Entry(f"system {number}", worsened(number)) for number in range(2, 7)]
+    compared(runs, baseline="all", bootstrap_samples=250)  # 10 pairs: p is at least 10 / 201
+    assert not caplog.records
+    compared(runs, baseline="all", bootstrap_samples=150)
+    assert "with 10 comparisons no p can be below 0.066" in caplog.text
+    caplog.clear()
+    compared(FIELD, baseline="all", bootstrap_samples=100)  # several seeds: a t test
+    assert not caplog.records
 
 
 def test_all_pairs_are_tested_and_grouped_by_letters() -> None:
@@ -169,18 +184,22 @@ def trained(name: str, seed: int, update_seconds: float, curve: dict[int, float]
 def test_at_an_equal_budget_scores_are_read_from_the_learning_curves() -> None:
     """20 updates of the fastest system take 30 s, the mean of its seeds. The other system makes 7.5 in this time."""
     given = [trained("fast", seed, seconds, {10: 8.0, 20: 12.0}) for seed, seconds in ((1, 1.0), (2, 2.0))]
-    given += [trained("slow", 1, 4.0, {10: 20.0, 40: 26.0}), Entry("their system", worsened(4))]
+    given += [trained("slow", 1, 4.0, {5: 20.0, 10: 24.0, 40: 26.0}), trained("late", 1, 4.0, {10: 20.0, 20: 30.0})]
+    given += [Entry("their system", worsened(4))]
     result = compared(given, baseline="fast")
-    fast, slow, other = (next(r for r in result["systems"] if r["name"] == n) for n in ("fast", "slow", "their system"))
+    rows = {row["name"]: row for row in result["systems"]}
+    fast, slow, other = (rows[name] for name in ("fast", "slow", "their system"))
     assert result["budget"] == {"updates": 20, "seconds": 30.0}
-    assert (fast["bleu_equal_updates"], slow["bleu_equal_updates"]) == (12.0, 22.0)
+    assert (fast["bleu_equal_updates"], slow["bleu_equal_updates"]) == pytest.approx((12.0, 24 + 2 / 3), abs=1e-4)
     # In 30 s, seed 1 makes all its updates, seed 2 makes 15.
     assert fast["bleu_equal_time"] == pytest.approx((12.0 + (8.0 + 4.0 * 5 / 10)) / 2)
-    assert slow["bleu_equal_time"] == pytest.approx(20.0 * 7.5 / 10)  # interpolated from 0 BLEU at update 0
+    assert slow["bleu_equal_time"] == pytest.approx(20.0 + 4.0 * 2.5 / 5)
+    assert rows["late"]["bleu_equal_time"] is None  # its first validation comes later
     assert [slow[key] for key in ("update_milliseconds", "cost_seconds", "perplexity")] == [4000.0, 160.0, 6.0]
     assert {other[key] for key in ("bleu_equal_updates", "bleu_equal_time", "update_milliseconds", "seconds")} == {None}
     assert slow["curve"] == [
-        {"updates": 10, "epoch": 1.0, "seconds": 40.0, "bleu": 20.0},
+        {"updates": 5, "epoch": 0.5, "seconds": 20.0, "bleu": 20.0},
+        {"updates": 10, "epoch": 1.0, "seconds": 40.0, "bleu": 24.0},
         {"updates": 40, "epoch": 4.0, "seconds": 160.0, "bleu": 26.0},
     ]
 

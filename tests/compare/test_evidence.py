@@ -89,3 +89,25 @@ def test_runs_of_an_earlier_version_are_seeds_of_the_same_system(
         np.savez(kept / "b.npz", **{**values, "record": np.frombuffer(json.dumps(record).encode(), np.uint8)})
         comparison = evidence.compared(kept, "test", None)
         assert [system["seeds"] for system in comparison["systems"]] == systems
+
+
+def test_runs_are_compared_on_one_test_set_and_the_best_is_tested_in_all_pairs(
+    train_config: Callable[..., TrainConfig],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    evidence, sweep, kept = script("evidence"), tmp_path / "sweep", tmp_path / "kept"
+    for name in ("bahdanau", "luong_dot", "none"):
+        config = train_config("training.max_steps=2", f"attention={name}")
+        assert train(config, sweep / name, [f"attention={name}"]) == 0
+    for words in (("pack", str(sweep), str(kept)), ("table", str(kept)), ("check", str(kept))):
+        monkeypatch.setattr(sys, "argv", ["evidence", *words])
+        assert evidence.main() == 0, capsys.readouterr().out
+    with np.load(kept / "none.npz", allow_pickle=False) as arrays:
+        values = dict(arrays)
+    values["test/words"][2] += 1
+    np.savez(kept / "none.npz", **values)
+    monkeypatch.setattr(sys, "argv", ["evidence", "table", str(kept)])
+    assert evidence.main() == 2
+    assert "bahdanau and none: the held-out sets differ: line 3 of the sources" in capsys.readouterr().err

@@ -2,6 +2,8 @@
 
 import math
 from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from nmt.evaluate.bleu import bleu_score
 from nmt.evaluate.significance import (
     Effect,
     Resampling,
+    SeedVariance,
     difference,
     holm,
     letters,
@@ -29,13 +32,13 @@ OF_SENTENCE, OF_TOKEN, OF_SYSTEM, OF_SEED = 0.5, 1.0, 0.3, 0.4
 
 
 def made_systems(
-    rng: np.random.Generator, sentences: int, seeds: tuple[int, int], sds: tuple[float, float], gain: float = 0.0
+    rng: np.random.Generator, sentences: int, seeds: Sequence[int], sds: Sequence[float], gain: float = 0.0
 ) -> list[list[NDArray[np.int64]]]:
-    """Simulate two systems of about 36 BLEU; each is a list of its seeds' statistics (N, 10).
+    """Simulate systems of about 36 BLEU; each is a list of its seeds' statistics (N, 10).
 
     A token is right if it is easy enough, an n-gram if all its tokens are right. The easiness of a token has a part
     common to all systems, a part per system and a part per seed. `sds` are the standard deviations of each system
-    between seeds, in BLEU; `gain` is the second system's advantage in BLEU.
+    between seeds, in BLEU; `gain` is the last system's advantage in BLEU.
     """
     length = rng.integers(6, LONGEST + 1, sentences)
     reference = length + rng.integers(-1, 2, sentences)
@@ -48,7 +51,7 @@ def made_systems(
         of_system = easy + OF_SYSTEM * rng.standard_normal(shape)
         outputs = []
         for _ in range(count):
-            shift = SLOPE * (gain * number + sd * rng.standard_normal())
+            shift = SLOPE * (gain * (number == len(seeds) - 1) + sd * rng.standard_normal())
             right = (of_system + shift + OF_SEED * rng.standard_normal(shape) > 0) & inside
             matches = [sliding_window_view(right, order, axis=1).all(-1).sum(1) for order in range(1, 5)]
             outputs.append(np.column_stack([length, reference, *matches, totals]))
@@ -61,34 +64,55 @@ def scores(systems: list[list[NDArray[np.int64]]]) -> list[list[float]]:
     return [[float(bleu_score(rows.sum(0))) for rows in outputs] for outputs in systems]
 
 
-def simulated(
-    comparisons: int, sentences: int, seeds: tuple[int, int], gain: float = 0.0, others: bool = False
-) -> Counter[str]:
-    """Count how often each test finds a difference.
+def effects(systems: list[list[NDArray[np.int64]]], resampling: Resampling, sentences: int) -> list[Effect]:
+    """Estimate the difference of each system but the last from the last one."""
+    cov = np.cov(resampling.bootstrap([rows for outputs in systems for rows in outputs], "bleu"))
+    ends = np.cumsum([0, *map(len, systems)])
+    rows = [list(range(start, end)) for start, end in pairwise(ends)]
+    seeds = SeedVariance.of(scores(systems), [cov[np.ix_(own, own)] for own in rows])
+    *firsts, last = scores(systems)
+    return [
+        difference(first, last, cov[np.ix_([*own, *rows[-1]], [*own, *rows[-1]])], sentences, seeds)
+        for first, own in zip(firsts, rows, strict=False)
+    ]
 
-    others: also run the tests of Clark et al. and of sentences seed by seed.
+
+def simulated(
+    comparisons: int, sentences: int, seeds: tuple[int, ...], gain: float = 0.0, others: bool = False
+) -> tuple[Counter[str], list[Effect]]:
+    """Count how often each test finds a difference from the last system; return the counts and the differences.
+
+    others: also run the tests of Clark et al. and of sentences seed by seed, for two systems.
 
     The standard deviation of each system between seeds is drawn from 0.3 to 0.6 BLEU. "covered" counts the intervals
-    that contain the true difference.
+    that contain the true difference, "any star" the simulations in which Holm's correction leaves a star.
     """
     rng, resampling = np.random.default_rng(1), Resampling(sentences, 500, 500)
     found: Counter[str] = Counter()
-    for _ in range(comparisons):
-        sds = (float(rng.uniform(0.3, 0.6)), float(rng.uniform(0.3, 0.6)))
-        systems = made_systems(rng, sentences, seeds, sds, gain)
-        covariance = np.cov(resampling.bootstrap([*systems[0], *systems[1]], "bleu"))
-        first, second = scores(systems)
-        effect = difference(first, second, covariance, sentences)
-        found["seeds and sentences"] += effect.p_value < SIGNIFICANT
-        found["covered"] += abs(effect.value + gain) < effect.half_width
+    every: list[Effect] = []
+    for _ in range(comparisons // (len(seeds) - 1)):
+        sds = rng.uniform(0.3, 0.6, len(seeds))
+        systems = made_systems(rng, sentences, seeds, sds.tolist(), gain)
+        estimates = effects(systems, resampling, sentences)
+        every += estimates
+        found["seeds and sentences"] += sum(effect.p_value < SIGNIFICANT for effect in estimates)
+        found["covered"] += sum(abs(effect.value + gain) < effect.half_width for effect in estimates)
+        found["any star"] += min(holm([effect.p_value for effect in estimates])) < SIGNIFICANT
         if others:
+            first, second = scores(systems)
             found["Clark"] += resampling.stratified_randomisation(systems, [(0, 1)], "bleu")[0] < SIGNIFICANT
             gains = [b - a for a, b in zip(first, second, strict=True)]
             outputs = zip(*systems, strict=True)
             by_seed = [resampling.paired_randomisation({"bleu": a}, {"bleu": b})["bleu"] for a, b in outputs]
             found["one seed"] += by_seed[0] < SIGNIFICANT
             found["every seed"] += max(by_seed) < SIGNIFICANT and abs(sum(map(np.sign, gains))) == len(gains)
-    return found
+    return found, every
+
+
+def power(every: Sequence[Effect], level: float) -> tuple[float, float]:
+    """Return the gain that is found in 80 % of simulated comparisons, and the median of the stated ones."""
+    least = [t_quantile(1 - level / 2, effect.freedom) * math.sqrt(effect.variance) - effect.value for effect in every]
+    return float(np.quantile(least, 0.8)), float(np.median([effect.detectable(level) for effect in every]))
 
 
 def covariance(counts: tuple[int, ...], shared: float, own: float, all_share: float = 0.0) -> NDArray[np.float64]:
@@ -97,91 +121,124 @@ def covariance(counts: tuple[int, ...], shared: float, own: float, all_share: fl
     return all_share + shared * (system[:, None] == system) + own * np.eye(sum(counts))
 
 
+def compared(
+    a: Sequence[float], b: Sequence[float], runs: NDArray[np.float64], *others: Sequence[float], sentences: int = 1000
+) -> Effect:
+    """Estimate mean(a) - mean(b) in a comparison with other systems, whose seeds share the choice of sentences."""
+    blocks = [runs[: len(a), : len(a)], runs[len(a) :, len(a) :], *(np.zeros((len(x), len(x))) for x in others)]
+    return difference(a, b, runs, sentences, SeedVariance.of([a, b, *others], blocks))
+
+
 def test_the_variance_is_that_between_seeds_and_that_between_sentences() -> None:
-    a, b = [30.0, 31.0, 32.0], [28.0, 30.0]
-    effect = difference(a, b, covariance((3, 2), shared=0.2, own=0.3, all_share=5.0), 1000)
-    parts = [1.0 / 3, 2.0 / 2, 2 * 0.2 + 0.3 / 3 + 0.3 / 2]  # the part shared by all runs cancels
+    a, b = [30.0, 31.0, 32.0], [28.0, 30.0]  # the variances 1 and 2, on average (2 x 1 + 2) / 3
+    effect = compared(a, b, covariance((3, 2), shared=0.2, own=0.3, all_share=5.0))
+    reducible, shared = (4 / 3) / 3 + 2.0 / 2, 2 * 0.2  # the part shared by all runs cancels
     assert effect.value == pytest.approx(2.0)
-    assert effect.variance == pytest.approx(sum(parts))
-    freedom = sum(parts) ** 2 / (parts[0] ** 2 / 2 + parts[1] ** 2 / 1 + parts[2] ** 2 / 999)
+    assert (effect.reducible, effect.shared) == (pytest.approx(reducible), pytest.approx(shared))
+    assert effect.variance == pytest.approx(reducible + shared)
+    freedom = (reducible + shared) ** 2 / (reducible**2 / 3 + shared**2 / 999)
     assert effect.freedom == pytest.approx(freedom)
-    assert effect.p_value == pytest.approx(t_p_value(2.0 / math.sqrt(sum(parts)), freedom))
-    assert effect.half_width == pytest.approx(t_quantile(0.975, freedom) * math.sqrt(sum(parts)))
-    assert effect.shared == pytest.approx(2 * 0.2)
-    assert effect.of_seed == pytest.approx((1.0 + 0.3, 2.0 + 0.3))
-
-
-def test_without_variance_between_sentences_it_is_welchs_test() -> None:
-    a, b = [20.1, 19.9, 21.0, 20.6], [18.0, 22.0, 19.0]
-    effect = difference(a, b, np.zeros((7, 7)), 1000)
-    parts = [np.var(a, ddof=1) / 4, np.var(b, ddof=1) / 3]
-    assert effect.variance == pytest.approx(sum(parts))
-    assert effect.freedom == pytest.approx(sum(parts) ** 2 / (parts[0] ** 2 / 3 + parts[1] ** 2 / 2))
-    mirrored = difference(b, a, np.zeros((7, 7)), 1000)
+    assert effect.p_value == pytest.approx(t_p_value(2.0 / math.sqrt(reducible + shared), freedom))
+    assert effect.half_width == pytest.approx(t_quantile(0.975, freedom) * math.sqrt(reducible + shared))
+    mirrored = compared(b, a, covariance((2, 3), shared=0.2, own=0.3, all_share=5.0))
     assert (mirrored.value, mirrored.p_value) == pytest.approx((-effect.value, effect.p_value))
 
 
-def test_one_seed_takes_the_variance_of_the_other_system() -> None:
+def test_equal_variances_without_sentences_give_students_test() -> None:
+    a, b = [20.0, 21.0, 22.0], [18.0, 19.0, 20.0]
+    effect = compared(a, b, np.zeros((6, 6)))
+    assert effect.p_value == pytest.approx(t_p_value(2 / math.sqrt(2 / 3), 4))
+
+
+def test_the_variance_of_a_system_is_at_least_the_mean_of_all() -> None:
+    alike, spread = [30.0, 30.0], [20.0, 24.0, 28.0]  # the variances 0 and 16
+    effect = compared(alike, [31.0, 33.0], np.zeros((4, 4)), spread)
+    mean = (0 + 2 + 2 * 16) / 4
+    assert effect.reducible == pytest.approx(mean / 2 + mean / 2)
+    assert effect.freedom == pytest.approx(4)
+    assert compared(spread, alike, np.zeros((5, 5)), [31.0, 33.0]).reducible == pytest.approx(16 / 3 + mean / 2)
+
+
+def test_seeds_that_agree_by_chance_still_differ_by_the_choice_of_sentences() -> None:
+    effect = compared([30.0, 30.0], [31.0, 31.0], covariance((2, 2), shared=0.2, own=0.3))
+    assert effect.reducible == pytest.approx(0.3 / 2 + 0.3 / 2)
+
+
+def test_one_seed_takes_the_variance_of_the_other_systems() -> None:
     several, single = [30.0, 31.0, 32.0], [28.0]
-    effect = difference(single, several, covariance((1, 3), shared=0.2, own=0.3), 1000)
-    assert effect.variance == pytest.approx(1.0 * (1 + 1 / 3) + 2 * 0.2 + 0.3 + 0.3 / 3)
-    assert effect.freedom == pytest.approx(effect.variance**2 / ((4 / 3) ** 2 / 2 + (0.8) ** 2 / 999))
-    assert effect.of_seed == pytest.approx((1.3, 1.3))
+    effect = compared(single, several, covariance((1, 3), shared=0.2, own=0.3))
+    assert effect.variance == pytest.approx(1.0 * (1 + 1 / 3) + 2 * 0.2)
+    assert effect.freedom == pytest.approx(effect.variance**2 / ((4 / 3) ** 2 / 2 + 0.4**2 / 999))
+    both = compared(single, [29.0], covariance((1, 1), shared=0.2, own=0.0), several)
+    assert both.reducible == pytest.approx(1.0 + 1.0)
+    assert both.freedom < 10
 
 
 def test_of_one_seed_each_only_sentences_are_known() -> None:
-    effect = difference([31.0], [30.0], covariance((1, 1), shared=0.2, own=0.3), 1000)
+    effect = compared([31.0], [30.0], covariance((1, 1), shared=0.2, own=0.3))
     assert (effect.variance, effect.freedom) == (pytest.approx(1.0), pytest.approx(999))
     assert effect.seeds_needed(0.05) is None
 
 
 def test_equal_runs_do_not_differ() -> None:
     for runs in ([30.0], [30.0, 30.0]):
-        effect = difference(runs, runs, np.zeros((2 * len(runs), 2 * len(runs))), 1000)
+        effect = compared(runs, runs, np.zeros((2 * len(runs), 2 * len(runs))))
         assert (effect.value, effect.p_value, effect.half_width) == (0.0, 1.0, 0.0)
 
 
 def test_the_interval_of_a_mean_contains_both_variances() -> None:
-    effect = mean_of_seeds([30.0, 31.0, 32.0], covariance((3,), shared=0.2, own=0.3), 1000)
-    parts = 1.0 / 3, 0.2 + 0.3 / 3
+    runs, a = covariance((3,), shared=0.2, own=0.3), [30.0, 31.0, 32.0]
+    effect = mean_of_seeds(a, runs, 1000, SeedVariance.of([a], [runs]))
+    parts = 1.0 / 3, 0.2
     assert (effect.value, effect.variance) == (31.0, pytest.approx(sum(parts)))
     assert effect.freedom == pytest.approx(sum(parts) ** 2 / (parts[0] ** 2 / 2 + parts[1] ** 2 / 999))
+    single = mean_of_seeds([31.0], covariance((1,), shared=0.2, own=0.3), 1000, SeedVariance.of([a, [31.0]], [runs]))
+    assert single.variance == pytest.approx(1.0 + 0.2)
 
 
 def test_the_detectable_difference_is_found_in_four_of_five_trials() -> None:
     rng, size, nothing = np.random.default_rng(0), 6, np.zeros((12, 12))
-    exact = Effect(0.0, 2 / size, 2 * (size - 1), 0.0)  # the standard deviation between seeds is 1
+    exact = Effect(0.0, 2.0, 2 / size, 0.0, SeedVariance(1.0, 0.0, 2 * (size - 1), 2), 1000)  # of variance 1
     gain = exact.detectable(SIGNIFICANT)
     found = [
-        difference(rng.standard_normal(size) + gain, rng.standard_normal(size), nothing, 1000).p_value < SIGNIFICANT
+        compared(rng.standard_normal(size) + gain, rng.standard_normal(size), nothing).p_value < SIGNIFICANT
         for _ in range(1000)
     ]
-    assert np.mean(found) == pytest.approx(0.8, abs=0.04)
+    assert np.mean(found) == pytest.approx(0.8, abs=0.05)
 
 
 def test_so_many_seeds_are_needed_that_the_difference_is_detected() -> None:
-    runs = covariance((3, 3), shared=0.02, own=0.1)
-    effect = difference([30.5, 31.0, 31.5], [30.0, 30.4, 30.8], runs, 1000)
+    a, b = [30.5, 31.0, 31.5], [30.0, 30.4, 30.8]
+    effect = compared(a, b, covariance((3, 3), shared=0.02, own=0.1))
     needed = effect.seeds_needed(SIGNIFICANT)
     assert needed is not None
     assert needed > 3
-
-    def detectable(seeds: int) -> float:
-        parts = [(effect.shared, 1e6), *((part / seeds, seeds - 1) for part in effect.of_seed)]
-        return Effect.of(effect.value, parts).detectable(SIGNIFICANT)
-
-    assert detectable(int(needed)) <= abs(effect.value) < detectable(int(needed) - 1)
+    # With this many seeds of each of two systems, whose scores vary as much, the difference is detected.
+    for count, detected in ((int(needed), True), (int(needed) - 1, False)):
+        predicted = Effect(
+            0.0, effect.between, effect.between / count, effect.shared, SeedVariance(0, 0, 2 * (count - 1), 2), 1000
+        )
+        assert (predicted.detectable(SIGNIFICANT) <= abs(effect.value)) == detected
     corrected = effect.seeds_needed(SIGNIFICANT / 27)
     assert corrected is not None
     assert corrected > needed
-    assert difference([40.0, 41.0], [30.0, 30.5], covariance((2, 2), 0.01, 0.01), 1000).seeds_needed(0.05) == 2
+    assert compared([40.0, 41.0], [30.0, 30.5], covariance((2, 2), 0.01, 0.01)).seeds_needed(0.05) == 2
+
+
+def test_a_difference_that_these_seeds_detect_needs_no_more_seeds() -> None:
+    runs = covariance((3, 3), shared=0.02, own=0.1)
+    for gain in np.arange(0.2, 4, 0.2):
+        effect = compared([30.5 + gain, 31.0 + gain, 31.5 + gain], [30.5, 31.0, 31.5], runs)
+        needed = effect.seeds_needed(SIGNIFICANT)
+        assert needed is not None
+        assert (needed <= 3) == (effect.detectable(SIGNIFICANT) <= gain)
 
 
 def test_equal_systems_rarely_differ_and_unequal_ones_do() -> None:
-    equal = simulated(100, 300, (3, 3))
+    equal, _ = simulated(100, 300, (3, 3))
     assert equal["seeds and sentences"] <= 0.1 * 100  # the level of 5 % and two standard deviations
     assert equal["covered"] >= 0.9 * 100
-    unequal = simulated(20, 300, (3, 3), gain=6.0)
+    unequal, _ = simulated(20, 300, (3, 3), gain=6.0)
     assert unequal["seeds and sentences"] >= 0.8 * 20
     assert unequal["covered"] >= 0.8 * 20
 
@@ -190,11 +247,27 @@ def test_equal_systems_rarely_differ_and_unequal_ones_do() -> None:
 @pytest.mark.parametrize("seeds", [(2, 2), (3, 3), (5, 5), (1, 3), (2, 5)], ids=str)
 def test_of_two_thousand_comparisons_between_equals_few_are_starred(seeds: tuple[int, int]) -> None:
     comparisons = 2000
-    found = simulated(comparisons, 1000, seeds, others=seeds[0] == seeds[1])
-    print(seeds, {test: f"{count / comparisons:.2%}" for test, count in found.items()})  # for docs/comparison.md
+    found, every = simulated(comparisons, 1000, seeds, others=seeds[0] == seeds[1])
+    gain, stated = power(every, SIGNIFICANT)
+    # The printed figures are those of docs/comparison.md.
+    print(seeds, {test: f"{count / comparisons:.2%}" for test, count in found.items()}, gain, stated)
+    assert stated == pytest.approx(gain, rel=0.3 if sum(seeds) < 6 else 0.15)
     assert found["seeds and sentences"] <= 0.055 * comparisons
+    assert found["covered"] >= 0.945 * comparisons
     if seeds[0] == seeds[1]:
         assert found["Clark"] > 0.055 * comparisons  # exceeds the level, so no star is given by it
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [(2,) * 28, (3,) * 28, (5,) * 28, (1,) * 9 + (2,) * 19], ids=sum)
+def test_of_twenty_eight_equal_systems_few_are_starred(seeds: tuple[int, ...]) -> None:
+    simulations, comparisons = 100, 100 * 27
+    found, every = simulated(comparisons, 1000, seeds)
+    gain, stated = power(every, SIGNIFICANT / 27)
+    print(len(seeds), sum(seeds), found, simulations, gain, stated)
+    assert stated == pytest.approx(gain, rel=0.15)
+    assert found["seeds and sentences"] <= 0.055 * comparisons
+    assert found["any star"] <= 0.08 * simulations  # 5 % and 1.4 standard deviations
 
 
 def test_holm_multiplies_step_by_step_and_keeps_the_order() -> None:
