@@ -181,7 +181,8 @@ class LocalPredictiveWindow(Window):
     """Keeps the positions in [p_t - D, p_t + D], where D = `reach` and the centre is predicted from the query q_t:
     p_t = S sigmoid(v . tanh(W q_t) / sqrt(A))   (Luong et al. 2015, eq. 9 and 10, local-p; the paper has no sqrt(A)).
 
-    S is the length of the sentence; v (A) and W (A, Q) are learned. Positions count from 0. A Gaussian around p_t with
+    S is the length of the sentence, or the number of positions that a location score has if this is smaller; v (A) and
+    W (A, Q) are learned. Positions count from 0. A Gaussian around p_t with
     sigma = D/2 multiplies the weights. Through this factor, the gradient reaches p_t.
 
     With Adam, an update moves each element of v by about the learning rate, and v . tanh(W q_t) by up to A times as

@@ -379,8 +379,9 @@ def constrained_sparsemax(energies: Tensor, bounds: Tensor) -> Tensor:
     """Compute constrained sparsemax, the distribution w that minimises |w - e|^2 under w_s <= u_s   (Malaviya et al.
     2018, 3), for N rows: energies e (N, S), bounds u (N, S) >= 0, possibly infinite -> (N, S).
 
-    The bounds of a row must sum to at least 1, or all be 0. If all bounds are 0, w is 0. A position with bound 0 has no
-    gradient, and its energy has no influence.
+    The bounds of a row must sum to at least 1, or all be 0. In float32, its energies must lie within 10^4 of each
+    other, because otherwise energy minus bound loses the bound. If all bounds are 0, w is 0. A position with bound 0
+    has no gradient, and its energy has no influence.
     """
     weights: Tensor = _ConstrainedSparsemax.apply(energies, bounds)  # type: ignore[no-untyped-call]
     return weights

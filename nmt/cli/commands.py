@@ -187,7 +187,7 @@ def _serve(config: schema.ServeConfig, overrides: list[str]) -> None:
         from nmt.serve.app import application
         from nmt.serve.models import load_models
         from nmt.serve.server import Rules, address, listen, run
-        from nmt.serve.service import QueueSettings, Service
+        from nmt.serve.service import QueueSettings, Service, worker_count
         from nmt.system.machine import fair_waiting, tune_memory
 
     tune_memory()
@@ -196,8 +196,7 @@ def _serve(config: schema.ServeConfig, overrides: list[str]) -> None:
     with listening, fair_waiting():
         models = load_models(config.run, config.load_arguments, limits.beam_size)
         threads = torch.get_num_threads()
-        on_cpu = next(iter(models.values())).translator.machine.device.type == "cpu"
-        workers = config.workers or (threads if on_cpu else 1)
+        workers = worker_count(config.workers, next(iter(models.values())).translator.machine.device.type, threads)
         queue = QueueSettings(workers, max(1, threads // workers), limits.queued_sentences, config.batch_wait_seconds)
         service = Service(models, queue, limits.request_texts)
         own_names = {name.lower() for name in (config.host, *config.hosts)}

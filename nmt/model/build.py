@@ -103,7 +103,7 @@ def _modules(config: schema.Model, source_vocab: int, target_vocab: int, pad: tu
     if embedding.tie_output:
         output.weight = target_embedding.weight
     bridge = Bridge(encoder.summary_dim, config.decoder.layers, config.decoder.hidden, config.decoder.cell == "lstm")
-    model = Seq2Seq(
+    return Seq2Seq(
         source_embedding,
         target_embedding,
         encoder,
@@ -114,10 +114,6 @@ def _modules(config: schema.Model, source_vocab: int, target_vocab: int, pad: tu
         _inference(config, encoder.output_dim),
         embedding_dropout=EmbeddingDropout(embedding.dropout, embedding.word_dropout),
     )
-    if model.inference is not None:
-        # The loss contains the divergence of the inference network's distribution from the attention weights.
-        model.record_log_weights()
-    return model
 
 
 @torch.no_grad()

@@ -165,7 +165,8 @@ class HypothesisState(NamedTuple):
 
     recurrent: RecurrentState
     feed: Tensor | None  # (N, R) previous readout, with input feeding
-    fixed: Tensor | None  # (N, M) encoder summary that every step reads as its context, without attention
+    fixed: Tensor | None  # (N, M) encoder summary that every step reads as its context, without attention; in search
+    # its products (N, C + R), see nmt.translate.prepared_model
     pending: Pending | None  # previous step, if its latent position has yet to get its posterior; else None
 
 

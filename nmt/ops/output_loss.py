@@ -456,7 +456,8 @@ class _TargetLogProbs(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         readouts, weight, bias, targets, log_totals = ctx.saved_tensors
-        readouts_grad, weight_grad = [], torch.zeros_like(weight)
+        # The sums over the chunks are wide: in bf16, each addition would round them.
+        readouts_grad, weight_grad = [], torch.zeros_like(weight, dtype=grad.dtype)
         bias_grad = torch.zeros_like(bias, dtype=grad.dtype)
         for chunk in slices(len(readouts), len(weight), ctx.sizes.product):
             logits, slopes = matmul(readouts[chunk], weight, bias), grad[chunk, None]

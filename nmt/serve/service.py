@@ -59,6 +59,16 @@ class QueueSettings:
     wait: float  # seconds that a free worker waits, after each arrival, for more sentences for the same batch
 
 
+def worker_count(requested: int | None, device: str, threads: int) -> int:
+    """Return how many threads compute batches at the same time: on a CPU, by default as many as torch has threads.
+
+    Raises UserError if several are requested on a GPU, where the searches of a model share their recordings.
+    """
+    if device == "cuda" and (requested or 1) > 1:
+        raise UserError(f"workers={requested}: on a GPU, one worker computes all batches; leave workers out")
+    return requested or (threads if device == "cpu" else 1)
+
+
 class Batcher:
     """A queue of jobs and the threads that work on it. A job is the work on one sentence.
 

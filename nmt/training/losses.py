@@ -318,7 +318,6 @@ class InferenceGradient(Auxiliary):
     """
 
     token_loss: TokenLoss
-    smoothing: float
     can_be_recorded = False
 
     def __call__(self, prediction: TokenPrediction) -> tuple[Tensor, Terms]:
@@ -328,9 +327,10 @@ class InferenceGradient(Auxiliary):
         assert decoded.inferred.log_prob is not None
         model, pad = self.token_loss.model, self.token_loss.pad
         with torch.no_grad():
-            criterion = partial(likelihood, smoothing=self.smoothing)
-            soft = model.loss(Readouts(decoded.readouts.detach()), targets, pad, criterion).terms["smoothed_loss"]
-        advantage = (soft - self.token_loss.minimised(prediction.terms)).masked_fill(targets == pad, 0.0)
+            criterion, inputs = self.token_loss.with_inputs(prediction.batch)
+            soft = model.loss(Readouts(decoded.readouts.detach()), targets, pad, criterion, *inputs).terms
+        minimised = self.token_loss.minimised
+        advantage = (minimised(soft) - minimised(prediction.terms)).masked_fill(targets == pad, 0.0)
         loss = -(advantage * decoded.inferred.log_prob).sum()
         return loss, {"inference_loss": loss}
 
@@ -376,7 +376,7 @@ class Value(NamedTuple):
 class Objective:
     """Computes the configured objective of one batch after another.
 
-    If guided alignment is configured, the objective makes the model's attention return log-weights.
+    If a loss reads the logarithms of the attention weights, the objective makes the model's attention return them.
     """
 
     def __init__(self, model: Seq2Seq, config: TrainConfig, pad: int, teachers: Sequence[Seq2Seq] = ()) -> None:
@@ -384,7 +384,7 @@ class Objective:
         self.seed = config.seed
         self.model, self.token_loss = model, build_token_loss(model, config, pad, teachers)
         self.auxiliary = build_auxiliary(model, config, self.token_loss)
-        if any(isinstance(auxiliary, GuidedAlignment) for auxiliary in self.auxiliary):
+        if any(isinstance(auxiliary, GuidedAlignment | Divergence) for auxiliary in self.auxiliary):
             model.record_log_weights()
 
     def can_be_recorded(self, step: int) -> bool:
@@ -441,7 +441,7 @@ def build_auxiliary(model: Seq2Seq, config: TrainConfig, token_loss: TokenLoss) 
         if isinstance(alignment, Variational):
             losses.append(Divergence(alignment.kl_weight, pad))
             if alignment.estimator == "sample":
-                losses.append(InferenceGradient(token_loss, config.training.label_smoothing))
+                losses.append(InferenceGradient(token_loss))
     if config.training.guided_alignment:
         losses.append(GuidedAlignment(config.training.guided_alignment))
     return losses

@@ -75,6 +75,12 @@ class Validator:
 
     def __call__(self, pairs: Indices | None = None) -> Validation:
         """Validate the model's current parameters on these pairs, by default on the whole split."""
+        try:
+            return self._validate(pairs)
+        finally:
+            self.translator.invalidate_prepared()  # frees the weights that were packed for search
+
+    def _validate(self, pairs: Indices | None) -> Validation:
         split, plan = self.batches.split, self.plan if pairs is None else [pairs]
         chosen = range(len(split)) if pairs is None else pairs.tolist()
         sources, references = [self.sources[i] for i in chosen], [self.references[i] for i in chosen]

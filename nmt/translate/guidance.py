@@ -13,6 +13,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, TypedDict
 from unicodedata import category, normalize
 
+import numpy as np
+
 from nmt.config.errors import UserError, format_value
 from nmt.data.tokenizer import Tokenizer
 from nmt.translate.phrases import Forbidden, occurrences
@@ -173,7 +175,7 @@ def _check_attend(attend: Attend, length: int) -> None:
     for step, target in attend.items():
         if step < 0:
             raise UserError(f"attend: step {step} does not exist; steps count from 0")
-        if isinstance(target, int):
+        if isinstance(target, int | np.integer):
             if not 0 <= target < length:
                 raise UserError(
                     f"attend: step {step} attends to position {target}, but the source has positions 0 to {length - 1}"

@@ -128,8 +128,8 @@ class Guidance(NamedTuple):
         L, S = max(self.attend) + 1, max(lengths)
         weights, steered = torch.zeros(len(lengths), L, S), torch.zeros(len(lengths), L, dtype=torch.bool)
         for step, target in self.attend.items():
-            if isinstance(target, int):
-                weights[:, step, target] = 1.0
+            if isinstance(target, int | np.integer):
+                weights[:, step, int(target)] = 1.0
             else:
                 weights[:, step, : len(target)] = torch.tensor(target)
             steered[:, step] = True

@@ -143,7 +143,10 @@ class Translator:
         group: ProcessGroup | None = None,
         shortlist: "Shortlist | None" = None,
     ) -> None:
-        """group: the processes that translate the same lines and share the work, by default only this process."""
+        """group: the processes that translate the same lines and share the work, by default only this process.
+
+        On a CUDA GPU, only one thread at a time may use a translator and those made from it: they share recordings.
+        """
         self.group = group or ProcessGroup()
         self.model, self.tokenizers, self.machine, self.seed = model, tokenizers, machine, seed
         self.shortlist = shortlist
@@ -296,7 +299,11 @@ class Translator:
         return [results[i] for i in range(len(sources))]
 
     def _force(self, sources: list[list[int]], targets: list[list[int]], guidance: Guidance) -> list[Hypothesis]:
-        """Force the decoder to generate each source's target tokens, and score them as the search method would."""
+        """Force the decoder to generate each source's target tokens, and score them as the search method would.
+
+        A coverage penalty of a latent alignment differs: forced decoding knows the target word, so the weights are
+        those of the posterior.
+        """
         batch = collate(sources, targets, self.tokenizers, np.arange(len(sources))).to(self.machine.device)
         pad, steering = self.tokenizers.target.pad, guidance.steering(batch.lengths.tolist(), self.machine.device)
         with self.machine.autocast():

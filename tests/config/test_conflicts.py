@@ -64,6 +64,7 @@ TRAIN = {
     "attention=none training.guided_alignment=1": "guided_alignment=1.0 needs an attention, .*; set it to 0",
     "attention=none validation.monitor=aer": "validation.monitor=aer needs an attention, .*; monitor bleu or loss",
     "attention=none search.coverage_penalty=0.2": "search.coverage_penalty=0.2 needs an attention, .*; set it to 0",
+    "attention=luong_location attention/normalizer=fertility": "kind=fertility needs a score of .*score.kind=location",
     "attention=sparsemax training.guided_alignment=1": "guided_alignment=1.0 needs .* attention.normalizer.kind=spa",
     f"{HUB} training.guided_alignment=1": "guided_alignment=1.0 needs .*data.kind=hub; give data=files with data.align",
     f"{FILES} training.guided_alignment=1": "guided_alignment=1.0 needs .*data.kind=files and data.alignments=null;",

@@ -105,6 +105,18 @@ def test_the_term_is_the_negative_log_likelihood_of_the_mixture() -> None:
     torch.testing.assert_close(terms["loss"][problem.counted], -chosen[problem.counted], **EXACT)
 
 
+def test_many_chunks_under_autocast_do_not_round_the_sum_of_their_gradients() -> None:
+    torch.manual_seed(0)
+    rows, weight, bias = torch.randn(512, 2, 16), torch.randn(40, 16).requires_grad_(), torch.randn(40)
+    shares, chosen = torch.full((512, 2), 0.5), torch.randint(40, (512,))
+    (exact,) = torch.autograd.grad(target_log_probs(rows, weight, bias, shares, chosen).sum(), weight)
+    for chunk in (2**24, 2 * 40):  # one chunk, and one for each two readouts
+        with torch.autocast("cpu", torch.bfloat16):
+            log_probs = target_log_probs(rows, weight, bias, shares, chosen, ChunkSizes(chunk))
+        (gradient,) = torch.autograd.grad(log_probs.sum(), weight)
+        assert (gradient - exact).norm() < 0.01 * exact.norm()
+
+
 @pytest.mark.parametrize("leaves_out", [True, False], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("chunk", [2**24, 2 * V])
 def test_target_log_probs_equal_the_formula_and_their_gradients_differences(

@@ -9,9 +9,18 @@ import pytest
 from starlette.exceptions import HTTPException
 
 from nmt.config.errors import UserError
-from nmt.serve.service import Batcher, QueueSettings
+from nmt.serve.service import Batcher, QueueSettings, worker_count
 
 ONE = QueueSettings(workers=1, threads=1, sentences=100, wait=0.0)
+
+
+@pytest.mark.parametrize(
+    ("requested", "device", "expected"), [(None, "cpu", 4), (2, "cpu", 2), (None, "cuda", 1), (1, "cuda", 1)]
+)
+def test_a_gpu_has_one_worker(requested: int | None, device: str, expected: int) -> None:
+    assert worker_count(requested, device, threads=4) == expected
+    with pytest.raises(UserError, match="workers=3: on a GPU, one worker"):
+        worker_count(3, "cuda", threads=4)
 
 
 class Gate:

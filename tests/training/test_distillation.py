@@ -20,9 +20,10 @@ from nmt.config.schema import TrainConfig
 from nmt.data.batching import Batch, Batches
 from nmt.data.prepare import prepare
 from nmt.model.checkpoints import new_model
+from nmt.model.prediction import Readouts
 from nmt.system.machine import Machine
 from nmt.training.job import train
-from nmt.training.losses import Distillation, Objective
+from nmt.training.losses import Distillation, InferenceGradient, Objective
 from nmt.training.start import load_teachers
 
 Config = Callable[..., TrainConfig]
@@ -89,6 +90,20 @@ def test_the_references_are_smoothed_the_teachers_are_not(teachers: list[Path], 
     assert value.terms["smoothed_loss"] > value.terms["loss"]
     half = (value.terms["smoothed_loss"] + value.terms["distillation_loss"]) / 2
     torch.testing.assert_close(value.total.detach(), half)
+
+
+def test_the_baseline_of_a_sampled_position_has_the_loss_of_the_students_own_objective(
+    teachers: list[Path], train_config: Config
+) -> None:
+    sampled = ["attention=variational", "attention.alignment.dim=8", "attention.alignment.estimator=sample"]
+    objective, batch = setup(train_config(*STILL, *sampled, *from_(teachers[:1])))
+    (gradient,) = (loss for loss in objective.auxiliary if isinstance(loss, InferenceGradient))
+    prediction = objective.token_loss(batch)
+    assert gradient(prediction)[0].abs() > 1e-3
+    # With the reward of soft attention, which is the baseline, no position is better than expected.
+    soft = prediction.decoded._replace(prediction=Readouts(prediction.decoded.readouts))
+    terms = objective.token_loss.of_decoded(batch, soft, batch.target_out).terms
+    assert gradient(prediction._replace(terms=terms))[0].abs() < 1e-3
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from nmt.attention.attention import Attention
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import Batch, Batches, make_batches
 from nmt.data.prepare import prepare
@@ -205,6 +206,17 @@ def test_the_mean_over_all_samples_is_the_enumerated_gradient(
     assert sum(probabilities) == pytest.approx(1)
     for name, gradient in wanted.items():
         torch.testing.assert_close(mean[name], gradient, rtol=1e-6, atol=1e-9)
+
+
+def test_only_a_loss_that_reads_log_weights_makes_the_attention_return_them(train_config: Config) -> None:
+    config = train_config(*VARIATIONAL)
+    prepared = prepare(config.data, config.tokenizer)
+    model = new_model(config, prepared.tokenizers)
+    for recorded in (False, True):
+        attention = model.decoder.attention
+        assert isinstance(attention, Attention)
+        assert attention.normalizer.with_log_weights == recorded
+        Objective(model, config, prepared.tokenizers.target.pad)
 
 
 def test_sampling_adds_a_loss_of_the_inference_network_alone(train_config: Config) -> None:

@@ -1,6 +1,8 @@
 """Updates: accumulation, clipping, non-finite gradients, batches too large for memory, optimizers, schedules."""
 
+import gc
 import logging
+import weakref
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
@@ -10,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fitting import fitted
+from fitting import before_update, fitted
 from fitting import weights as weights_of
 from pydantic import TypeAdapter
 
@@ -24,6 +26,7 @@ from nmt.model.seq2seq import Seq2Seq
 from nmt.system.machine import Machine
 from nmt.training.losses import Objective, Value
 from nmt.training.trainer import MemoryLimit, Schedule, Trainer, make_optimizer
+from nmt.translate.prepared_model import SearchModel
 
 Config = Callable[..., TrainConfig]
 STILL = ["embedding.dropout=0", "encoder.dropout=0", "decoder.dropout=0"]
@@ -295,3 +298,26 @@ def test_plateau_reduces_when_patience_is_over_and_an_improvement_resets_it() ->
     resumed = schedule(kind="plateau", warmup_steps=0, factor=0.5, patience=1, min_factor=0.2)
     resumed.load_state_dict(plateau.state_dict())
     assert resumed.factor(9) == 0.2
+
+
+def test_weights_packed_for_search_are_freed_after_each_validation(
+    train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[weakref.ref[SearchModel]] = []
+    real = SearchModel.__init__
+
+    def init(self: SearchModel, *given: Any) -> None:  # noqa: ANN401
+        real(self, *given)
+        made.append(weakref.ref(self))
+
+    monkeypatch.setattr(SearchModel, "__init__", init)
+    kept: list[int] = []
+
+    def count() -> None:
+        gc.collect()
+        kept.append(sum(model() is not None for model in made))
+
+    before_update(monkeypatch, 3, count)
+    fitted(train_config("training.max_steps=3", "validation.unit=steps", "validation.every=2"), tmp_path / "run")
+    assert made
+    assert kept == [0]

@@ -264,6 +264,16 @@ def test_a_steered_step_attends_there_and_the_steps_before_stay(steered: Transla
         np.testing.assert_allclose(again.alignment[:step], free.alignment[:step], atol=1e-6)
 
 
+def test_a_position_may_be_numpys_integer(steered: Translator) -> None:
+    (free,) = steered.translate([LINES[2]])
+    assert free.alignment is not None
+    (again,) = steered.translate([LINES[2]], attend={0: free.alignment[0].argmin()})
+    (expected,) = steered.translate([LINES[2]], attend={0: int(free.alignment[0].argmin())})
+    assert again.text == expected.text
+    assert again.alignment is not None
+    assert again.alignment[0][free.alignment[0].argmin()] == 1
+
+
 def test_somewhere_else_the_probabilities_change(steered: Translator) -> None:
     (free,) = steered.translate([LINES[2]])
     (scored,) = steered.score([LINES[2]], [free.text])

@@ -105,6 +105,11 @@ class TrainConfig(Model, Machine):
             "the logarithms of the weights",
             "set it to 0, or use attention/normalizer=softmax",
         ),
+        Conflict(
+            {"attention.normalizer.kind": "fertility", "attention.score.kind": "location"},
+            "a score of all source positions, as the last one takes what exceeds the limits",
+            "use attention/score=general, or attention/normalizer=softmax",
+        ),
         *(
             Conflict(
                 {key: value, **data},
