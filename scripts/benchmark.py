@@ -4,7 +4,7 @@ python scripts/benchmark.py [OPTION ...] [OVERRIDE ...]
 
 Overrides are those of nmt-train: attention=luong_concat decoder.hidden=512 precision=bf16 data=files ...
   --updates N     timed updates (default 30, after N / 3 for warm-up)
-  --presets       time every attention preset
+  --presets       time every attention preset, in three rounds
   --growth        time growing sentence lengths and vocabulary sizes
   --no-decoding   time only training
   --busy N        time training beside N busy processes, too
@@ -52,6 +52,7 @@ LENGTHS, VOCABULARIES = (10, 20, 40, 80), (4000, 8000, 16000, 32000)
 RANDOM_IDS = min(VOCABULARIES)  # random token ids are below this bound
 WARM_UP = 3  # least number of updates before timing starts
 MOST_SENTENCES = 512  # largest number of sentences to translate
+ROUNDS = 3  # how often --presets times each preset
 
 
 class Bench:
@@ -227,8 +228,12 @@ def busy(bench: Bench, processes: int, updates: int) -> dict[str, Any]:
 
 
 def presets(config: TrainConfig, prepared: Prepared, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Time training and search with every attention preset. The preset may replace other configured values."""
-    rows = []
+    """Time training and search with every attention preset. The preset may replace other configured values.
+
+    A machine may be faster at one time than at another. Therefore each of several rounds times all presets, and the
+    result is the median over the rounds.
+    """
+    benches = {}
     for name in sorted(path.stem for path in (config_dir() / "attention").glob("*.yaml")):
         overrides = [word for word in HydraConfig.get().overrides.task if not word.startswith(("attention=", "size="))]
         overrides += [f"size={choices()['size']}", f"attention={name}"]
@@ -238,13 +243,26 @@ def presets(config: TrainConfig, prepared: Prepared, options: argparse.Namespace
         except (UserError, HydraException) as error:
             print(f"{name}: left out: {error}", file=sys.stderr, flush=True)
             continue
-        bench = Bench(preset, prepared)
-        row = {"attention": name, **bench.training(options.updates)}
-        if not options.no_decoding:
-            row["sentences_per_second"] = decoding(bench)[1]["sentences_per_second"]
-        rows.append(row)
-        print(f"{name}: {rows[-1]['tokens_per_second']:,.0f} target tokens/s", file=sys.stderr, flush=True)
-    return rows
+        benches[name] = Bench(preset, prepared)
+    rounds: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for number in range(1, ROUNDS + 1):
+        for name, bench in benches.items():
+            row = bench.training(max(1, options.updates // ROUNDS))
+            if not options.no_decoding:
+                row["sentences_per_second"] = decoding(bench)[1]["sentences_per_second"]
+            rounds[name].append(row)
+            speed = f"{row['tokens_per_second']:,.0f} target tokens/s"
+            print(f"round {number} of {ROUNDS}, {name}: {speed}", file=sys.stderr, flush=True)
+    return [
+        {"attention": name} | {key: _median([row[key] for row in rows]) for key in rows[0]}
+        for name, rows in rounds.items()
+    ]
+
+
+def _median(values: list[float | None]) -> float | None:
+    """Return the median of numbers, or None if they are None."""
+    numbers = [value for value in values if value is not None]
+    return float(np.median(numbers)) if numbers else None
 
 
 def growth(config: TrainConfig, prepared: Prepared, updates: int) -> list[dict[str, Any]]:
