@@ -53,8 +53,7 @@ def run_command(
     module nmt.cli.sweep if the command can run several jobs. `run_dir` replaces hydra.run.dir, so that Hydra creates no
     other directory. `arguments` replaces sys.argv[1:].
     """
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # for characters that its encoding lacks
+    _prepare_streams(command)
     debug = bool(os.environ.get("HYDRA_FULL_ERROR"))
     os.environ["HYDRA_FULL_ERROR"] = "1"  # otherwise Hydra prints exceptions itself
     log_to_stream(sys.stderr)
@@ -86,6 +85,22 @@ def run_command(
     if unwritten := write(sys.stdout, "", "standard output"):
         outcomes = [unwritten, *(outcome for outcome in outcomes if getattr(outcome, "errno", None) != unwritten.errno)]
     _exit(outcomes, command)
+
+
+def _prepare_streams(command: str) -> None:
+    """Replace standard input and standard error if they are closed, and let standard output take all characters.
+
+    Python sets a stream to None if it was closed before the command began. Exits with 2 if standard output is closed.
+    """
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115
+    if sys.stdout is None:
+        print(f"nmt-{command}: error: standard output is closed", file=sys.stderr)
+        sys.exit(2)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # for characters that its encoding lacks
 
 
 def _job(

@@ -250,6 +250,8 @@ def _export(config: schema.ExportConfig, overrides: list[str]) -> None:
     run = RunDirectory.existing(config.run[0])
     file = user_path(config.output)
     _check_file(config, file)
+    if run.owns(file):
+        raise UserError(f"output={config.output}: is a place of the run's own files; name another file")
     packed = contents(
         run,
         file.name,

@@ -1,6 +1,7 @@
 """From a command line to a typed configuration: Hydra composes the YAML files, the schema checks the values."""
 
 import logging
+import os
 import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Collection, Sequence
@@ -174,7 +175,10 @@ def check(overrides: Sequence[str], command: str) -> list[Override]:
 
 def _parsed(override: str) -> Override:
     if "=" not in override and not override.startswith("~"):
-        raise UserError(f"{format_value(override)}: expected KEY=VALUE or GROUP=CHOICE")
+        hint = ""
+        if os.path.exists(override):
+            hint = f"; write run={override}" if os.path.isdir(override) else f"; to read this file, write < {override}"
+        raise UserError(f"{format_value(override)}: expected KEY=VALUE or GROUP=CHOICE{hint}")
     try:
         return OverridesParser.create().parse_override(override)
     except (HydraException, ValueError, RecursionError) as error:

@@ -8,6 +8,7 @@ evaluation is a method of a run, and the function that compares runs is `nmt.com
 import base64
 import html
 import json
+import logging
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,12 +26,14 @@ from nmt.compare.compare import Ranking
 from nmt.compare.report import write_comparison
 from nmt.config import schema
 from nmt.config.errors import UserError, quoted, user_path
+from nmt.data.prepare import fingerprint_of
 from nmt.evaluate.evaluation import evaluate_run
 from nmt.system.distributed import Interrupted
-from nmt.system.run import RunDirectory, load_config, read_json
+from nmt.system.run import FINISHED, RunDirectory, load_config, read_json
 from nmt.training.job import train_run
 from nmt.translate.translator import Translator
 
+log = logging.getLogger(__name__)
 SHOWN = ("bleu", "chrf", "ter", "aer")
 
 
@@ -140,6 +143,9 @@ def train(*overrides: str, data: str | Mapping[str, object] | None = None, direc
     """
     log_to_stream(sys.stderr)
     words = [*_data_overrides(data), *overrides]
+    for word in words:
+        if word.lstrip("+~").startswith(("hydra.", "hydra/")):
+            raise UserError(f"{word}: only nmt-train takes keys of hydra; for the directory, give directory=")
     config, choices = compose("train", schema.TrainConfig, words)
     if config.processes != 1:
         raise UserError("processes=: several processes are for nmt-train; a program trains in one")
@@ -150,14 +156,21 @@ def train(*overrides: str, data: str | Mapping[str, object] | None = None, direc
         raise UserError(f"run={config.run} resumes a run in its own directory; leave directory out")
     else:
         (path, config), choices = resumed(config, words, []), {}
+    config, run = config.with_absolute_paths(), RunDirectory(path)
+    fingerprint = fingerprint_of(config.data, config.tokenizer) if run.status() == FINISHED else ""
+    if fingerprint and run.has_finished(config.model_dump(mode="json"), fingerprint):
+        log.info("%s: already finished: skipped", path)
+        return Run(path)
     try:
-        run = train_run(config.with_absolute_paths(), path, words, choices)
+        run = train_run(config, path, words, choices)
     except Interrupted as stop:
         raise KeyboardInterrupt(f'stopped by {stop}; go on with nmt.train("run={path}")') from None
     return Run(run.path)
 
 
-def compare_runs(runs: Sequence[Run | str | Path], *overrides: str, output: str | Path | None = None) -> Comparison:
+def compare_runs(
+    runs: Run | str | Path | Sequence[Run | str | Path], *overrides: str, output: str | Path | None = None
+) -> Comparison:
     """Rank runs and test their differences, as nmt-compare does, for example with
     `nmt.compare_runs(runs, "baseline=none")`.
 
@@ -165,6 +178,7 @@ def compare_runs(runs: Sequence[Run | str | Path], *overrides: str, output: str 
     mistake.
     """
     log_to_stream(sys.stderr)
+    runs = [runs] if isinstance(runs, Run | str | Path) else runs
     paths = ",".join(quoted(run.path if isinstance(run, Run) else user_path(run)) for run in runs)
     now = datetime.now()
     folder = str(output or f"outputs/compare/{now:%Y-%m-%d}/{now:%H-%M-%S-%f}")

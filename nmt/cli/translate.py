@@ -66,10 +66,14 @@ def _translate(config: TranslateConfig, overrides: list[str]) -> None:
 def _check_alignments(config: TranslateConfig, name: str, translator: "Translator") -> None:
     """Raises UserError if the run has no attention, if the search method cannot return nbest translations, or if the
     file for the alignments is also the output or a file to read."""
+    from nmt.system.run import RunDirectory
+
     if not translator.model.attends:
         raise UserError(f"alignments={name}: the run has no attention to align with")
     translator.method.check_nbest(config.nbest)
     path = user_path(name)
+    if any(RunDirectory(user_path(run)).owns(path) for run in config.run):
+        raise UserError(f"alignments={name}: is a place of the run's own files; name another file")
     others: dict[str, Path | int] = {"the input": sys.stdin.fileno(), "the output": sys.stdout.fileno()}
     for key in (*BY_LINE, "glossary", "forbidden"):
         if (other := getattr(config, key)) is not None:

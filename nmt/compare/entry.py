@@ -20,7 +20,17 @@ from nmt.evaluate.bleu import SUFFIX, Counted, ScoreSettings, count, stored_coun
 from nmt.evaluate.evaluation import score_settings
 from nmt.explain.faithfulness import read_figures
 from nmt.system.files import is_archive, read_bytes
-from nmt.system.run import ERROR, EVALUATION, RunDirectory, digest, load_values, read_json, runs_below, text_lines
+from nmt.system.run import (
+    ERROR,
+    EVALUATION,
+    FINISHED,
+    RunDirectory,
+    digest,
+    load_values,
+    read_json,
+    runs_below,
+    text_lines,
+)
 
 log = logging.getLogger(__name__)
 
@@ -203,6 +213,8 @@ def _read_run(path: Path, split: str) -> tuple[Entry, HeldOut]:
         raise UserError(
             f"{output}: has {len(hypotheses)} lines for {len(references)} sentences; run {command} split={split}"
         )
+    if not run.is_archive and not (path / EVALUATION).is_file() and run.status() != FINISHED:
+        log.warning("%s: its training has not finished; its best checkpoint so far is compared", run.path)
     words = run.alignments / f"{split}.words.jsonl"
     entry = Entry(
         name=printable(os.path.relpath(path)),

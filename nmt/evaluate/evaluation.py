@@ -262,6 +262,7 @@ def evaluate_run(
     receives the entry before the files are written.
     """
     sources, references, gold = run.held_out(split)
+    trained = run.checkpoint_stamp(checkpoint)
     evaluation = evaluate(translator, sources, references, settings, progress=progress)
     result: dict[str, Any] = {
         **evaluation.scores.as_dict(),
@@ -280,6 +281,9 @@ def evaluate_run(
         result["members"] = output.description["members"]
     if on_result is not None:
         on_result(result)
+    if not isinstance(output, EvaluationFolder) and run.checkpoint_stamp(checkpoint) != trained:
+        log.warning("%s: training has replaced the checkpoint meanwhile: the scores are not saved", run.path)
+        return result, evaluation
     translator.group.on_main(lambda: _write(run, split, output, result, evaluation, aligned, references))
     return result, evaluation
 

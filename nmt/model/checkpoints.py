@@ -155,7 +155,7 @@ def load_model(config: schema.TrainConfig, tokenizers: Tokenizers, path: Path) -
 
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise UserError(f"{path}: no such checkpoint; has the run reached its first validation?")
+        raise UserError(f"{path}: no such checkpoint; a run has one from its first validation on")
     try:
         return read_checkpoint(path)
     except ValueError:

@@ -191,6 +191,9 @@ class RunDirectory:
             raise UserError(
                 f"{self.path}: the corpus or its tokenizer has changed since this run began; start a new run"
             )
+        limit, made = values["training"]["max_steps"], manifest.get("training", {}).get("steps", 0)
+        if limit is not None and limit < made:
+            raise UserError(f"training.max_steps={limit}: the run has already made {made} updates")
         if "status" in manifest:  # the run had ended and now trains further
             manifest = self.update_json(self.manifest, {"status": None})
         save_values(self.config, values)  # before all other files, so that the run can be resumed after a kill
@@ -260,6 +263,13 @@ class RunDirectory:
             return False
         return not _differences(load_values(self.config), values, NO_EFFECT_KEYS)
 
+    def checkpoint_stamp(self, checkpoint: str) -> int | None:
+        """Return a number that changes when training replaces the checkpoint ("best" or "last"); None without one."""
+        for file in self.checkpoints.glob(f"{checkpoint}.*"):
+            with suppress(FileNotFoundError):
+                return file.stat().st_mtime_ns
+        return None
+
     def held_out(self, split: str) -> tuple[list[str], list[str], list[str] | None]:
         """Read sources, references and gold alignments of a split; the alignments are None if the corpus has none.
 
@@ -270,7 +280,9 @@ class RunDirectory:
             if self.is_archive:
                 raise UserError(f"split={split}: {self.source} has no such text; export the run with held_out=true")
             splits = sorted({path.stem for path in self.data.glob("*.target")})
-            raise UserError(f"split={split}: the run's corpus has none (there is: {', '.join(splits) or 'nothing'})")
+            raise UserError(
+                f"split={split}: the corpus of {self.source} has none (there is: {', '.join(splits) or 'nothing'})"
+            )
         texts = {path: text_lines(path) for path in (source, target, gold) if path is not gold or gold.is_file()}
         for path, lines in texts.items():
             if len(lines) != len(texts[source]):
@@ -282,6 +294,17 @@ class RunDirectory:
         for name, lines in (("source", sources), ("target", references), ("alignments", gold)):
             if lines is not None:
                 files.write_lines(self.data / f"{split}.{name}", lines)
+
+    def owns(self, path: Path) -> bool:
+        """Return whether a file at this path is, or would be, one of the files that training or evaluation writes."""
+        files = (self.config, self.manifest, self.log, self.metrics, self.results)
+        folders = (self.tensorboard, self.checkpoints, self.hypotheses, self.data, self.alignments)
+        target, own = path.resolve(), self.path.resolve()
+        return (
+            target in {own / file.name for file in files}
+            or any(own / f.name in target.parents for f in folders)
+            or (target.parent == own and target.suffix == ".model")
+        )
 
     def update_json(self, path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
         """Merge values into a JSON file, atomically. Returns the file's new content."""

@@ -198,6 +198,7 @@ class TrainingLoop:
             best = self.stopping.update(scores, trainer.step)
             if best and trainer.group.is_main:
                 weights = {"model": trainer.model.state_dict(), "step": trainer.step, "scores": scores}
+                self.run.results.unlink(missing_ok=True)  # scores of the parameters that this checkpoint replaces
                 save_checkpoint(self.run.checkpoints / BEST, weights)
         trainer.schedule.observe(best)
         self.validated = trainer.step

@@ -15,7 +15,7 @@ from unicodedata import category, normalize
 
 import numpy as np
 
-from nmt.config.errors import UserError, format_value
+from nmt.config.errors import UserError, format_value, nearest
 from nmt.data.tokenizer import Tokenizer
 from nmt.translate.phrases import Forbidden, occurrences
 from nmt.translate.search import Attend, Guidance
@@ -64,6 +64,9 @@ def make_guidance(
     Warnings number the lines from `first_line`. Raises UserError for controls that are wrong or that the search method
     or the model does not support, and TypeError for a string in place of a list of phrases.
     """
+    for name in controls.keys() - Controls.__annotations__.keys():
+        hint = nearest(name, Controls.__annotations__) or "; search settings belong to Translator.load(search={...})"
+        raise UserError(f"{name}: unknown argument of a translation{hint}")
     guidance = steer(translator, [source for source in sources if len(source) > 1], controls.get("attend"))
     if not controls.keys() - {"attend"}:
         return guidance

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch.nn.utils.rnn import pad_sequence
 
 from nmt.config import schema
-from nmt.config.compose import merge_search
+from nmt.config.compose import merge_search, validated
 from nmt.config.errors import UserError
 from nmt.data.batching import collate
 from nmt.data.tokenizer import Tokenizers, copy_unknown, encode_lines
@@ -181,6 +181,8 @@ class Translator:
             raise UserError("run=[]: needs one run or several")
         configs = [load_config(directory.config) for directory in directories]
         config = configs[0]
+        values = {"checkpoint": checkpoint, "device": device, "precision": precision, "threads": threads, "seed": seed}
+        validated(schema.Loading, {**values, "shortlist": shortlist, "search": {} if search is None else search})
         machine = Machine.choose(device or config.device, precision or config.precision, threads or config.threads)
         model, tokenizers = load_runs(directories, configs, checkpoint)
         settings = merge_search(config.search, search or {})
@@ -276,6 +278,8 @@ class Translator:
         Sources and targets are truncated to search.max_source_length tokens. Line numbers in warnings start at
         `first_line`. attend: see nmt.translate.guidance.Controls.
         """
+        if len(sources) != len(targets):
+            raise UserError(f"there are {len(sources)} sources and {len(targets)} translations to score")
         source_ids, source_pieces = self.encode(sources, first_line)
         limit = self.settings.max_source_length
         target_ids, target_pieces = encode_lines(self.tokenizers.target, targets, limit, "translation", first_line)

@@ -105,6 +105,17 @@ def test_a_reader_that_left_is_no_error(
     assert capsys.readouterr().err == ""
 
 
+def test_closed_streams_are_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdin", None)
+        patch.setattr(sys, "stderr", None)
+        assert call(monkeypatch, lambda *_: print(len(sys.stdin.read()), file=sys.stderr)) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", None)
+        assert call(monkeypatch, lambda *_: print("x")) == 2
+    assert "nmt-train: error: standard output is closed" in capsys.readouterr().err
+
+
 def test_characters_that_the_output_lacks_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     output = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     with monkeypatch.context() as patch:

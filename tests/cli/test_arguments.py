@@ -136,6 +136,8 @@ def test_the_environment_says_where_the_cache_is(
         ("encoder.hidden=1000000000", "encoder.hidden=1000000000: input should be less than or equal to 16384"),
         ("seed=${x}", "seed: Interpolation key 'x' not found"),
         ("seed", "seed: expected KEY=VALUE or GROUP=CHOICE"),
+        (".", ".: expected KEY=VALUE or GROUP=CHOICE; write run=."),
+        ("/dev/null", "/dev/null: expected KEY=VALUE or GROUP=CHOICE; to read this file, write < /dev/null"),
         ("seed =3", "write no spaces around ="),
         ("data.train=a^b", "data.train=a^b: cannot be parsed (token recognition error at: '^'); write no spaces"),
         ("--ifno", "--ifno; did you mean '--info'"),

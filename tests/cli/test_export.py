@@ -137,6 +137,16 @@ def test_an_existing_file_stays_unless_told(home: Path, refused) -> None:  # noq
     assert zipfile.is_zipfile(home / "precious")
 
 
+@pytest.mark.parametrize("name", ["config.yaml", "results.json", "tokenizer.model", "checkpoints/best.safetensors"])
+def test_the_runs_own_files_stay_even_if_told(name: str, home: Path, refused) -> None:  # noqa: ANN001
+    before = (home / "run" / name).read_bytes()
+    refused(
+        f"output=run/{name}: is a place of the run", "nmt-export", "run=run", f"output=run/{name}", "overwrite=true"
+    )
+    refused(f"alignments=run/{name}: is a place of the run", "nmt-translate", "run=run", f"alignments=run/{name}")
+    assert (home / "run" / name).read_bytes() == before
+
+
 @pytest.mark.slow
 def test_mistakes_are_one_line(model: Path, home: Path, refused) -> None:  # noqa: ANN001
     export = ("nmt-export", "run=run")

@@ -1,6 +1,7 @@
 """Training, evaluation and comparison from Python give the results of the commands."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,23 @@ def test_an_evaluation_measures_faithfulness(run: nmt.Run) -> None:
 def test_an_evaluation_refuses_what_only_the_command_can_do(run: nmt.Run, override: str) -> None:
     with pytest.raises(UserError, match="=: only nmt-evaluate takes this key"):
         run.evaluate(override)
+
+
+def test_a_finished_run_is_not_evaluated_again(run: nmt.Run) -> None:
+    before = (run.path / "results.json").stat().st_mtime_ns
+    assert nmt.train(f"run={run.path}").path == run.path
+    assert (run.path / "results.json").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("override", ["hydra.run.dir=there", "hydra/launcher=parallel"])
+def test_keys_of_hydra_are_refused(override: str) -> None:
+    with pytest.raises(UserError, match=f"{override}: only nmt-train takes keys of hydra; .* directory="):
+        nmt.train(override)
+
+
+def test_a_single_run_is_compared_by_its_path(run: nmt.Run, tmp_path: Path) -> None:
+    compared = nmt.compare_runs(run.path, output=tmp_path / "of-path")
+    assert [row["run"] for row in compared.values["comparisons"][0]["runs"]] == [os.path.relpath(run.path)]
 
 
 def test_a_run_goes_on_with_more_updates(run: nmt.Run) -> None:

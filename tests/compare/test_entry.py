@@ -104,7 +104,7 @@ def test_what_leads_to_no_run_is_refused(given: str, message: str) -> None:
 
 def test_a_run_without_results_says_how_to_get_them() -> None:
     make_run(Path("a"), REFERENCES)
-    with pytest.raises(UserError, match=r"split=validation: the run's corpus has none \(there is: test\)"):
+    with pytest.raises(UserError, match=r"split=validation: the corpus of a has none \(there is: test\)"):
         read_run(Path("a"), "validation")
     os.remove("a/hypotheses/test.txt")
     with pytest.raises(UserError, match="a: has no test results; run nmt-evaluate run=a split=test"):

@@ -139,7 +139,7 @@ def test_a_split_that_is_not_there_names_those_that_are(tmp_path: Path) -> None:
     run.data.mkdir()
     for side in ("source", "target"):
         (run.data / f"validation.{side}").write_text("a\n")
-    with pytest.raises(UserError, match=r"split=test: the run's corpus has none \(there is: validation\)"):
+    with pytest.raises(UserError, match=r"split=test: the corpus of .* has none \(there is: validation\)"):
         run.held_out("test")
 
 

@@ -20,6 +20,7 @@ from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.data.prepared import Split
+from nmt.model.checkpoints import read_checkpoint
 from nmt.system.run import RunDirectory
 from nmt.training import loop
 from nmt.training.job import train, train_run
@@ -175,6 +176,28 @@ def test_a_finished_run_can_be_made_longer(whole: Path, train_config: Config) ->
     assert state(whole)["step"] == before * 3 // 2
     steps = [line["step"] for line in metrics(whole) if "validation/bleu" in line]
     assert steps == sorted(set(steps))
+
+
+def test_fewer_updates_than_were_made_are_refused(whole: Path, train_config: Config) -> None:
+    before = (whole / "config.yaml").read_text()
+    made = state(whole)["step"]
+    with pytest.raises(UserError, match=f"training.max_steps={made - 1}: the run has already made {made} updates"):
+        train(train_config(*STEPS, f"training.max_steps={made - 1}"), whole, [])
+    assert (whole / "config.yaml").read_text() == before
+
+
+def test_scores_of_a_checkpoint_go_with_it(train_config: Config, tmp_path: Path) -> None:
+    always = ["validation.unit=steps", "validation.every=2", "validation.monitor=loss", "optimizer.lr=0.01"]
+    assert train(train_config(*always, "training.max_steps=2"), tmp_path / "run", []) == 0
+    assert (tmp_path / "run" / "results.json").exists()
+
+    def stopped(epochs: float, score: float) -> bool:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(train_config(*always, "training.max_steps=20"), tmp_path / "run", [], None, stopped)
+    assert read_checkpoint(tmp_path / "run" / "checkpoints" / "best.safetensors")["step"] == 4
+    assert not (tmp_path / "run" / "results.json").exists()
 
 
 @pytest.mark.slow

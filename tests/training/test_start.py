@@ -150,7 +150,7 @@ def test_what_does_not_fit_is_refused_before_the_run_begins(
 
 def test_a_run_without_weights_is_refused(first: Path, train_config: Config, tmp_path: Path) -> None:
     young = shutil.copytree(first, tmp_path / "young", ignore=shutil.ignore_patterns("checkpoints"))
-    with pytest.raises(UserError, match="no such checkpoint; has the run reached its first validation"):
+    with pytest.raises(UserError, match="no such checkpoint; a run has one from its first validation on"):
         fitted(train_config(f"training.start_from={young}"), tmp_path / "run")
 
 

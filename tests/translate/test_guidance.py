@@ -190,6 +190,14 @@ def test_wrong_arguments(translator: Translator) -> None:
             translator.translate(["the cat"], **controls)  # type: ignore[arg-type]
 
 
+def test_unknown_arguments_are_refused(translator: Translator) -> None:
+    for name, hint in (("forbiden", "did you mean 'forbidden'"), ("beam_size", r"belong to Translator\.load")):
+        with pytest.raises(UserError, match=f"{name}: unknown argument of a translation; .*{hint}"):
+            translator.translate(["the cat"], **{name: ["chat"]})  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="1 sources and 2 translations"):
+        translator.score(["the cat"], ["le chat", "le"])
+
+
 @pytest.mark.system
 def test_files_of_the_command(run: Path, tmp_path: Path) -> None:  # noqa: F811
     (tmp_path / "constraints").write_text("chat\tdort\n\nle chien\r\n")
