@@ -238,13 +238,15 @@ def value_of(override: str) -> str:
     return text
 
 
-def _run_dir(run: str | None, new: str) -> str:
+def _run_dir(run: object, new: str) -> str:
     """Return the directory of the run to resume, or `new` if `run` is None.
 
     Raises UserError if there is no directory `run`, before Hydra creates anything.
     """
     if run is None:
         return agreed("run directory", new)
+    if not isinstance(run, str):
+        raise UserError(f"run={format_value(run)}: run= resumes one run")
     path = user_path(run)
     if path.is_file():
         raise UserError(

@@ -1,6 +1,7 @@
 """The server, and what is around the application: checks of host, origin and token, limits of requests, and figures."""
 
 import asyncio
+import errno
 import hmac
 import logging
 import socket
@@ -210,12 +211,17 @@ def listen(host: str, port: int) -> socket.socket:
     """Open a socket that listens at this address; port 0 takes any free port. Raises UserError if it cannot listen."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    except OSError as error:
+        raise UserError(f"host={host}: is not the name or address of a machine ({error.strerror or error})") from None
+    try:
         listening = socket.socket(family)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((host, port))
         listening.listen(BACKLOG)
     except OSError as error:
         reason = error.strerror or str(error)
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise UserError(f"host={host}: is no address of this machine; use host=0.0.0.0 for all of them") from None
         raise UserError(f"host={host} port={port}: cannot be listened to ({reason}); choose another port") from None
     return listening
 

@@ -144,6 +144,7 @@ def test_the_environment_says_where_the_cache_is(
         ("--experimental-rerun=x", "run=DIR"),
         ("attention.score=dot", "attention.score=dot: a choice sets several values; write attention/score=dot"),
         ("+optimizer.kind=sgd", "+optimizer.kind=sgd: a choice sets several values; write optimizer=sgd"),
+        ("run=[a,b]", "run=['a', 'b']: run= resumes one run"),
         ("run=. hydra.run.dir=b", "hydra.run.dir=b: run= resumes in the run's own directory"),
         ("evaluate: hydra.run.dir=b run=a", "hydra.run.dir=b: is for nmt-train only"),
         ("compare: -m runs=a", "-m: is for nmt-train only; one comparison takes all runs"),

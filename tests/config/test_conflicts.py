@@ -74,6 +74,7 @@ TRAIN = {
     f"attention=hard {TAUGHT}": "objective.kind=distillation needs .*kind=sampled; use objective=likelihood, or",
     f"{TAUGHT} training.r_drop=5": "training.r_drop=5.0 needs objective=likelihood, .*kind=distillation; set it to 0",
     f"{FILES} data.target_lang=en": "data: target_lang=en needs .*source_lang=en; set source_lang and target_lang, or",
+    "search.min_length=9 search.max_length=5": "search: min_length=9 needs a limit .*max_length=5; lower min_length or",
     "tokenizer=char tokenizer.sampling=0.1": "tokenizer: sampling=0.1 needs .*kind=char; use kind=bpe or unigram",
 }
 OTHERS = {

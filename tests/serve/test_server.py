@@ -175,6 +175,11 @@ def test_what_cannot_be_served_is_refused_at_the_start(tmp_path: Path) -> None:
     assert "token: is blank" in refused(demo, "host=0.0.0.0", "token=' '")
     for token in (" ", "a\nb"):
         assert "NMT_SERVE_TOKEN: is blank or holds control" in refused(demo, NMT_SERVE_TOKEN=token)
+    secret = "token=secret"
+    assert "host=no.host.invalid: is not the name or address of a machine" in refused(
+        demo, "host=no.host.invalid", secret
+    )
+    assert "host=192.0.2.1: is no address of this machine" in refused(demo, "host=192.0.2.1", secret)
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         assert f"port={port}: cannot be listened to" in refused(demo, f"port={port}")

@@ -5,6 +5,9 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from nmt.config.schema.base import (
+    ANY,
+    GIVEN,
+    Conflict,
     Count,
     CountOrZero,
     Epsilon,
@@ -142,6 +145,15 @@ LengthExponent = Annotated[float, Field(ge=0.0, le=10.0)]
 
 class SearchLimits(Section):
     """Common values of all search methods. Lengths count tokens, `</s>` included."""
+
+    conflicts = (
+        Conflict(
+            {"min_length": GIVEN, "max_length": ANY},
+            "a limit that is at least as large",
+            "lower min_length or raise max_length",
+            lambda search: search.min_length > search.max_length,
+        ),
+    )
 
     min_length: CountOrZero
     max_length: Count
