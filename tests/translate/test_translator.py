@@ -139,7 +139,7 @@ def test_lengths_are_limited(run: Path) -> None:  # noqa: F811
         with torch.no_grad():
             eager.model.output.bias[eager.tokenizers.target.eos] += 100  # EOS is the most probable token at each step
         assert len(eager.translate(LINES[:1])[0].tokens) == wanted
-    ratio = Translator.load(run, search={"max_ratio": 0.1, "min_length": 200}).translate(["the"])[0]
+    ratio = Translator.load(run, search={"max_ratio": 0.1, "min_length": 200, "max_length": 200}).translate(["the"])[0]
     assert len(ratio.tokens) == 10
 
 
