@@ -185,9 +185,8 @@ def check(folder: Path) -> int:
 def _check_comparison(folder: Path, written: Path) -> int:
     """Check the figures of a written comparison against the packed runs. Returns the number of figures that differ."""
     (recorded,) = read_json(written)["comparisons"]
-    named = recorded["comparisons"] < len(
-        recorded["systems"]
-    )  # otherwise the best system, so that all pairs are tested
+    # Without a named baseline, all pairs were tested, and the recorded baseline is the best system.
+    named = recorded["comparisons"] < len(recorded["systems"])
     again = json.loads(to_json(compared(folder, recorded["split"], recorded["baseline"] if named else None)))
     wrong = 0
     for key in ("budget", "machines", "systems", "differences", "runs"):

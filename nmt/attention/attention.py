@@ -182,8 +182,8 @@ class LocalPredictiveWindow(Window):
     p_t = S sigmoid(v . tanh(W q_t) / sqrt(A))   (Luong et al. 2015, eq. 9 and 10, local-p; the paper has no sqrt(A)).
 
     S is the length of the sentence, or the number of positions that a location score has if this is smaller; v (A) and
-    W (A, Q) are learned. Positions count from 0. A Gaussian around p_t with
-    sigma = D/2 multiplies the weights. Through this factor, the gradient reaches p_t.
+    W (A, Q) are learned. Positions count from 0. A Gaussian around p_t with sigma = D/2 multiplies the weights. Through
+    this factor, the gradient reaches p_t.
 
     With Adam, an update moves each element of v by about the learning rate, and v . tanh(W q_t) by up to A times as
     much. Without the division by sqrt(A), a few updates move p_t to the start of the sentence, where the sigmoid

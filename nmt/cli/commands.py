@@ -251,7 +251,7 @@ def _export(config: schema.ExportConfig, overrides: list[str]) -> None:
     file = user_path(config.output)
     _check_file(config, file)
     if run.owns(file):
-        raise UserError(f"output={config.output}: is a place of the run's own files; name another file")
+        raise UserError(f"output={config.output}: lies among the run's own files; name another file")
     packed = contents(
         run,
         file.name,

@@ -21,12 +21,11 @@ import tabulate
 from nmt.cli.app import log_to_stream, output_folder
 from nmt.cli.commands import changed_settings, run_score_settings
 from nmt.cli.compose import compose
-from nmt.cli.train import resumed
+from nmt.cli.train import is_complete, resumed
 from nmt.compare.compare import Ranking
 from nmt.compare.report import write_comparison
 from nmt.config import schema
 from nmt.config.errors import UserError, quoted, user_path
-from nmt.data.prepare import fingerprint_of
 from nmt.evaluate.evaluation import evaluate_run
 from nmt.system.distributed import Interrupted
 from nmt.system.run import FINISHED, RunDirectory, load_config, read_json
@@ -132,7 +131,8 @@ class Comparison:
 
 
 def train(*overrides: str, data: str | Mapping[str, object] | None = None, directory: str | Path | None = None) -> Run:
-    """Train and evaluate a model, as nmt-train does. With "run=DIR", resume a run.
+    """Train and evaluate a model, as nmt-train does. With "run=DIR", resume a run; a finished run stays as it is.
+    Takes the keys of nmt-train except those of Hydra.
 
     `data` is a choice of the configuration group `data`, such as "demo", or the settings of data=files, such as
     {"train": "corpus/train", "validation": "corpus/valid"}. `directory` is the directory of a new run, by default
@@ -157,8 +157,7 @@ def train(*overrides: str, data: str | Mapping[str, object] | None = None, direc
     else:
         (path, config), choices = resumed(config, words, []), {}
     config, run = config.with_absolute_paths(), RunDirectory(path)
-    fingerprint = fingerprint_of(config.data, config.tokenizer) if run.status() == FINISHED else ""
-    if fingerprint and run.has_finished(config.model_dump(mode="json"), fingerprint):
+    if is_complete(run, config, {FINISHED}):
         log.info("%s: already finished: skipped", path)
         return Run(path)
     try:

@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -20,7 +20,7 @@ from nmt.config.compose import flatten, validated, with_values
 from nmt.config.errors import UserError, for_shell, user_path
 from nmt.config.schema import CHANGEABLE_KEYS, PATH_KEYS, TrainConfig
 from nmt.system.processes import rank, started_in_group
-from nmt.system.run import load_values
+from nmt.system.run import RunDirectory, load_values
 
 PATH_GROUPS = {"data", "tokenizer", "objective", "experiment"}  # groups that determine which of PATH_KEYS exist
 log = logging.getLogger(__name__)
@@ -43,8 +43,7 @@ def main() -> None:
 
 
 def _train(config: TrainConfig, overrides: list[str], paths: list[str]) -> int:
-    from nmt.data.prepare import fingerprint_of
-    from nmt.system.run import FINISHED, PRUNED, RunDirectory
+    from nmt.system.run import FINISHED, PRUNED
 
     directory, chosen = output_dir(), {} if config.run else choices()  # a resumed run has recorded its choices already
     if started_in_group():
@@ -62,10 +61,8 @@ def _train(config: TrainConfig, overrides: list[str], paths: list[str]) -> int:
     config = config.with_absolute_paths()
     run = RunDirectory(directory)
     run.check_contained()
-    # A run that a sweep pruned is complete for the sweep, but can be resumed as a single run. `fingerprint_of` comes
-    # last, because it reads the corpus, which may take long.
-    complete = run.status() in ({FINISHED, PRUNED} if sweep.sweeping() else {FINISHED})
-    if complete and run.has_finished(config.model_dump(mode="json"), fingerprint_of(config.data, config.tokenizer)):
+    # A run that a sweep pruned is complete for the sweep, but can be resumed as a single run.
+    if is_complete(run, config, {FINISHED, PRUNED} if sweep.sweeping() else {FINISHED}):
         log.info("already finished: skipped")
         status = 0
     else:
@@ -108,6 +105,15 @@ def _print_next_steps(run: str) -> None:
         print(f"tensorboard: {commands['tensorboard']} --logdir {shlex.quote(run)} --host localhost")
     print(f"translate: {commands['nmt-translate']} {for_shell('run', run)}")
     print(f"run: {run}")
+
+
+def is_complete(run: RunDirectory, config: TrainConfig, ended: Collection[str]) -> bool:
+    """Return whether the run has ended with this configuration and corpus; `ended` lists statuses of ended runs."""
+    from nmt.data.prepare import fingerprint_of
+
+    if run.status() not in ended:
+        return False  # before `fingerprint_of`, which reads the corpus and may take long
+    return run.has_finished(config.model_dump(mode="json"), fingerprint_of(config.data, config.tokenizer))
 
 
 def resumed(config: TrainConfig, overrides: list[str], paths: list[str]) -> tuple[Path, TrainConfig]:

@@ -73,7 +73,7 @@ def _check_alignments(config: TranslateConfig, name: str, translator: "Translato
     translator.method.check_nbest(config.nbest)
     path = user_path(name)
     if any(RunDirectory(user_path(run)).owns(path) for run in config.run):
-        raise UserError(f"alignments={name}: is a place of the run's own files; name another file")
+        raise UserError(f"alignments={name}: lies among the run's own files; name another file")
     others: dict[str, Path | int] = {"the input": sys.stdin.fileno(), "the output": sys.stdout.fileno()}
     for key in (*BY_LINE, "glossary", "forbidden"):
         if (other := getattr(config, key)) is not None:

@@ -262,7 +262,7 @@ def evaluate_run(
     receives the entry before the files are written.
     """
     sources, references, gold = run.held_out(split)
-    trained = run.checkpoint_stamp(checkpoint)
+    saved = _time_of_checkpoint(run, checkpoint)
     evaluation = evaluate(translator, sources, references, settings, progress=progress)
     result: dict[str, Any] = {
         **evaluation.scores.as_dict(),
@@ -281,11 +281,22 @@ def evaluate_run(
         result["members"] = output.description["members"]
     if on_result is not None:
         on_result(result)
-    if not isinstance(output, EvaluationFolder) and run.checkpoint_stamp(checkpoint) != trained:
-        log.warning("%s: training has replaced the checkpoint meanwhile: the scores are not saved", run.path)
-        return result, evaluation
-    translator.group.on_main(lambda: _write(run, split, output, result, evaluation, aligned, references))
+
+    def save() -> None:
+        if isinstance(output, EvaluationFolder) or _time_of_checkpoint(run, checkpoint) == saved:
+            _write(run, split, output, result, evaluation, aligned, references)
+        else:
+            log.warning("%s: training has replaced the checkpoint meanwhile: the scores are not saved", run.path)
+
+    translator.group.on_main(save)
     return result, evaluation
+
+
+def _time_of_checkpoint(run: RunDirectory, checkpoint: str) -> int | None:
+    """Return when a checkpoint of the run was saved, in nanoseconds; None if there is none."""
+    names = (f"{checkpoint}.safetensors", f"{checkpoint}.pt")
+    files = (run.checkpoints / name for name in names)
+    return next((file.stat().st_mtime_ns for file in files if file.is_file()), None)
 
 
 def _write(

@@ -242,8 +242,8 @@ class Effect:
     """An estimate with its variance: a system's mean score over seeds, or the difference of two systems' means."""
 
     value: float
-    between: float  # variance that one seed of each system has; the seeds' number divides it
-    reducible: float  # the part of the variance that more seeds reduce, with the present number of seeds
+    between: float  # variance between seeds, summed over the systems
+    reducible: float  # the part of the variance that more seeds reduce: for n seeds of each system, `between` / n
     shared: float  # the part of the variance that more seeds do not reduce
     seeds: SeedVariance
     sentences: int  # number of sentences in the test set

@@ -209,7 +209,7 @@ def load_runs(
     for run, others in zip(runs, tokenizers, strict=True):
         _refuse_other_tokenizers(runs[0], tokenizers[0], run, others)
     models = [
-        load_model(config, tokenizers[0], run.checkpoints / FILES.get(checkpoint, f"{checkpoint}.pt"))[0]
+        load_model(config, tokenizers[0], run.checkpoints / FILES[checkpoint])[0]
         for run, config in zip(runs, configs, strict=True)
     ]
     return models[0] if len(models) == 1 else Ensemble(models), tokenizers[0]

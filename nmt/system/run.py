@@ -263,13 +263,6 @@ class RunDirectory:
             return False
         return not _differences(load_values(self.config), values, NO_EFFECT_KEYS)
 
-    def checkpoint_stamp(self, checkpoint: str) -> int | None:
-        """Return a number that changes when training replaces the checkpoint ("best" or "last"); None without one."""
-        for file in self.checkpoints.glob(f"{checkpoint}.*"):
-            with suppress(FileNotFoundError):
-                return file.stat().st_mtime_ns
-        return None
-
     def held_out(self, split: str) -> tuple[list[str], list[str], list[str] | None]:
         """Read sources, references and gold alignments of a split; the alignments are None if the corpus has none.
 
@@ -296,15 +289,13 @@ class RunDirectory:
                 files.write_lines(self.data / f"{split}.{name}", lines)
 
     def owns(self, path: Path) -> bool:
-        """Return whether a file at this path is, or would be, one of the files that training or evaluation writes."""
+        """Return whether this path lies among the files that training and evaluation write."""
         files = (self.config, self.manifest, self.log, self.metrics, self.results)
         folders = (self.tensorboard, self.checkpoints, self.hypotheses, self.data, self.alignments)
         target, own = path.resolve(), self.path.resolve()
-        return (
-            target in {own / file.name for file in files}
-            or any(own / f.name in target.parents for f in folders)
-            or (target.parent == own and target.suffix == ".model")
-        )
+        if any(own / folder.name in target.parents for folder in folders):
+            return True
+        return target.parent == own and (target.name in {file.name for file in files} or target.suffix == ".model")
 
     def update_json(self, path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
         """Merge values into a JSON file, atomically. Returns the file's new content."""

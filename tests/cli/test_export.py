@@ -138,12 +138,10 @@ def test_an_existing_file_stays_unless_told(home: Path, refused) -> None:  # noq
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "results.json", "tokenizer.model", "checkpoints/best.safetensors"])
-def test_the_runs_own_files_stay_even_if_told(name: str, home: Path, refused) -> None:  # noqa: ANN001
+def test_no_output_replaces_a_runs_own_files(name: str, home: Path, refused) -> None:  # noqa: ANN001
     before = (home / "run" / name).read_bytes()
-    refused(
-        f"output=run/{name}: is a place of the run", "nmt-export", "run=run", f"output=run/{name}", "overwrite=true"
-    )
-    refused(f"alignments=run/{name}: is a place of the run", "nmt-translate", "run=run", f"alignments=run/{name}")
+    refused(f"output=run/{name}: lies among the run", "nmt-export", "run=run", f"output=run/{name}", "overwrite=true")
+    refused(f"alignments=run/{name}: lies among the run", "nmt-translate", "run=run", f"alignments=run/{name}")
     assert (home / "run" / name).read_bytes() == before
 
 
