@@ -142,6 +142,8 @@ def train(*overrides: str, data: str | Mapping[str, object] | None = None, direc
     KeyboardInterrupt. To continue, call `train` again with "run=DIR".
     """
     log_to_stream(sys.stderr)
+    if not all(isinstance(word, str) for word in overrides):
+        raise TypeError('each override is one string, as in train("attention=none", "seed=2")')
     words = [*_data_overrides(data), *overrides]
     for word in words:
         if word.lstrip("+~").startswith(("hydra.", "hydra/")):

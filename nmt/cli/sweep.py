@@ -19,6 +19,7 @@ from typing import Any, TextIO, cast
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
@@ -84,8 +85,8 @@ def _refusal(config: DictConfig, directory: Path, varied: list[str], count: int)
         return f"{DRY_RUN}: tries a single run, but this is a sweep; give each key one value, without -m"
     if directory.is_dir() and any(directory.iterdir()) and not (directory / SWEEP).is_file():
         return f"{directory}: is not empty and not a sweep; choose another hydra.sweep.dir"
-    if not count:
-        return f"{', '.join(varied)}: no values, so there is no job to run"
+    if reason := _refused_values(config, varied, count):
+        return reason
     for override in job_overrides(config.hydra, "hydra"):
         if override.startswith("hydra.run.dir="):
             return f"{override}: sets the directory of a single run; that of a sweep is hydra.sweep.dir"
@@ -99,18 +100,33 @@ def _refusal(config: DictConfig, directory: Path, varied: list[str], count: int)
     return None
 
 
+def _refused_values(config: DictConfig, varied: list[str], count: int) -> str | None:
+    """Return an error message if there is no job, or if two jobs would have the same values."""
+    if not count:
+        return f"{', '.join(varied)}: no values, so there is no job to run"
+    for key, override in _parsed(config).items():
+        values = list(override.sweep_string_iterator()) if override.is_discrete_sweep() else []
+        if repeated := [value for value in values if values.count(value) > 1]:
+            return f"{key}: the sweep has the value {repeated[0]} twice; name each value once"
+    return None
+
+
 def _varied(config: DictConfig) -> tuple[list[str], int]:
     """Return the keys that take several values in this sweep, and the number of combinations."""
-    overrides = [f"{key}={value}" for key, value in (config.hydra.sweeper.get("params") or {}).items()]
-    overrides += job_overrides(config.hydra)
-    # With the loader, the parser knows the choices that glob(...) stands for.
-    parser = OverridesParser.create(GlobalHydra.instance().config_loader())
-    parsed = {override.get_key_element().lstrip("+"): override for override in parser.parse_overrides(overrides)}
-    varied = {key: override for key, override in parsed.items() if override.is_sweep_override()}
+    varied = {key: override for key, override in _parsed(config).items() if override.is_sweep_override()}
     discrete = [override for override in varied.values() if override.is_discrete_sweep()]
     # In the names of directories, keys without a dot (such as groups) come first and the seed comes last.
     keys = sorted(varied, key=lambda key: (key == "seed", "." in key))
     return keys, math.prod(len(list(override.sweep_string_iterator())) for override in discrete)
+
+
+def _parsed(config: DictConfig) -> dict[str, Override]:
+    """Parse the sweep's overrides, by key. A later override of a key replaces an earlier one."""
+    overrides = [f"{key}={value}" for key, value in (config.hydra.sweeper.get("params") or {}).items()]
+    overrides += job_overrides(config.hydra)
+    # With the loader, the parser knows the choices that glob(...) stands for.
+    parser = OverridesParser.create(GlobalHydra.instance().config_loader())
+    return {override.get_key_element().lstrip("+"): override for override in parser.parse_overrides(overrides)}
 
 
 def job_name(overrides: list[str] | ListConfig, *varied: str) -> str:

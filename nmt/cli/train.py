@@ -20,7 +20,7 @@ from nmt.config.compose import flatten, validated, with_values
 from nmt.config.errors import UserError, for_shell, user_path
 from nmt.config.schema import CHANGEABLE_KEYS, PATH_KEYS, TrainConfig
 from nmt.system.processes import rank, started_in_group
-from nmt.system.run import RunDirectory, load_values
+from nmt.system.run import FINISHED, PRUNED, RunDirectory, load_config, load_values
 
 PATH_GROUPS = {"data", "tokenizer", "objective", "experiment"}  # groups that determine which of PATH_KEYS exist
 log = logging.getLogger(__name__)
@@ -43,8 +43,6 @@ def main() -> None:
 
 
 def _train(config: TrainConfig, overrides: list[str], paths: list[str]) -> int:
-    from nmt.system.run import FINISHED, PRUNED
-
     directory, chosen = output_dir(), {} if config.run else choices()  # a resumed run has recorded its choices already
     if started_in_group():
         _check_group(overrides)
@@ -121,9 +119,8 @@ def resumed(config: TrainConfig, overrides: list[str], paths: list[str]) -> tupl
 
     `paths` are overrides of PATH_KEYS. Raises UserError for an override of a key that may not change.
     """
-    from nmt.system.run import RunDirectory
-
     run = RunDirectory.existing(str(config.run))
+    load_config(run.config)  # a mistake in the file is reported with its path
     values = dict(flatten(config.model_dump(mode="json")))
     changes = {}
     for override in overrides:
@@ -165,7 +162,6 @@ def _exit(number: int, _: object) -> NoReturn:
 
 def _dry_run(config: TrainConfig, overrides: list[str], named: str | None) -> int:
     """Try what a run in the directory `named` would do, but write to Hydra's directory, which is temporary."""
-    from nmt.system.run import RunDirectory
     from nmt.training.job import dry_run
 
     if config.run is not None:

@@ -58,6 +58,24 @@ UNUSED = {
     **dict.fromkeys(("tracking", "schedule.cycle_growth", "training.checkpoint_unit"), ANY),
     "training.scheduled_sampling_steps": ANY,
 }
+# Names of keys in other toolkits -> the keys here.
+_OTHER_KEYS = {
+    "batch_size": "training.batch_tokens training.batch_sentences search.batch_tokens",
+    "clip clip_norm clip_grad_norm": "training.max_grad_norm",
+    "early_stopping early_stopping_patience": "validation.patience",
+    "emb_size embedding_size embedding_dim embedding.size": "embedding.dim",
+    "epochs num_epochs": "training.max_epochs",
+    "fp16 bf16 amp": "precision",
+    "gpus num_gpus": "processes",
+    "hidden_size hidden_dim rnn_size": "encoder.hidden decoder.hidden",
+    "learning_rate": "optimizer.lr",
+    "num_layers n_layers": "encoder.layers decoder.layers",
+    "rnn_type encoder.type decoder.type": "encoder decoder",
+    "save_every save_checkpoint_steps": "training.checkpoint_every",
+    "valid_steps validation_freq": "validation.every",
+    "warmup warmup_updates": "schedule.warmup_steps",
+}
+OTHER_KEYS = {name: keys.split() for names, keys in _OTHER_KEYS.items() for name in names.split()}
 # A value's name in another toolkit -> its name here.
 OTHER_VALUES = {"gpu": "cuda", "float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
 # Words that Hydra reads as something else than text.
@@ -91,12 +109,16 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
 def nearest_key(key: str, allowed: Iterable[str]) -> str:
     """Return `; did you mean ...?` for an unknown key, or "".
 
-    Suggests the keys of any section that end in the same name (`lr`: `optimizer.lr`), else the key closest in spelling.
+    Suggests the keys of any section that end in the same name (`lr`: `optimizer.lr`), else the keys with this name in
+    other toolkits, else the key closest in spelling.
     """
     candidates = [candidate for candidate in allowed if candidate != key]
     key = key[:MAX_VALUE].lower()
     name = key.rpartition(".")[2]
+    others = [other for other in OTHER_KEYS.get(key, OTHER_KEYS.get(name, [])) if other in candidates]
     same = [candidate for candidate in candidates if candidate.rpartition(".")[2] == name]
+    if others and (key in OTHER_KEYS or not same):
+        return _did_you_mean(others)
     close = difflib.get_close_matches(key, same or candidates, n=1, cutoff=0.6)
     if same and ("." not in key or not close):
         close = same

@@ -300,6 +300,7 @@ def _splits(config: schema.Data) -> Splits:
         return result
     if isinstance(config, schema.FilesData):
         result = _file_splits(config)
+        _refuse_table_options(config, result)
         if config.alignments is not None:
             _check_alignments(config.alignments, result)
         return result
@@ -309,6 +310,17 @@ def _splits(config: schema.Data) -> Splits:
     if not folder.is_dir():
         raise UserError(f"data.path={config.path}: no such folder")
     return {split: [TextFiles(folder / name, config)] for split, name in config.path_splits if name}
+
+
+def _refuse_table_options(config: schema.FilesData, result: Splits) -> None:
+    """Raise UserError for options of tables if no split is one."""
+    columns = {"source_column": config.source_column, "target_column": config.target_column}
+    given = [f"data.{key}={value}" for key, value in columns.items() if value is not None]
+    given += [] if config.header else ["data.header=false"]
+    if given and not any(isinstance(source, Table) for sources in result.values() for source in sources):
+        raise UserError(
+            f"{given[0]}: is for tables (.tsv .csv .jsonl .parquet), but all files are plain text; leave it out"
+        )
 
 
 def _check_alignments(suffix: str, result: Splits) -> None:

@@ -172,18 +172,21 @@ def _named(path: Path, rows: Iterator[tuple[int, list[str]]], has_header: bool) 
     """Convert numbered rows of cells to rows with a location and named columns."""
     first = next(rows, (0, list[str]()))
     header = first[1] if has_header else [str(number) for number in range(1, 1 + len(first[1]))]
+    if any("\r" in name for name in first[1]):
+        raise UserError(f"{path}, line {first[0]}: has carriage returns within; convert the line ends to \\n")
     if len(header) == 1:
         separator = "commas" if table_format(path) == "csv" else "tabs"
         raise UserError(f"{path}, line {first[0]}: has one column, but cells are separated by {separator}")
     if len(set(header)) < len(header):
         raise UserError(
-            f"{path}, line 1: two columns have the same name; rename one, or if this row is a sentence pair, set "
-            f"{NO_HEADER}"
+            f"{path}, line {first[0]}: two columns have the same name; rename one, or if this row is a sentence pair, "
+            f"set {NO_HEADER}"
         )
     for number, cells in rows if has_header else itertools.chain([first], rows):
         location = f"{path}, line {number}"
         if len(cells) != len(header):
-            raise UserError(f"{location}: has {len(cells)} columns, but the first line has {len(header)}")
+            count = f"{len(cells)} column{'s' if len(cells) > 1 else ''}"
+            raise UserError(f"{location}: has {count}, but line {first[0]} has {len(header)}")
         yield location, dict(zip(header, cells, strict=True))
 
 

@@ -262,6 +262,9 @@ def evaluate_run(
     receives the entry before the files are written.
     """
     sources, references, gold = run.held_out(split)
+    read_json(
+        (output.folder if isinstance(output, EvaluationFolder) else run).results
+    )  # a damaged file is an error now
     saved = _time_of_checkpoint(run, checkpoint)
     evaluation = evaluate(translator, sources, references, settings, progress=progress)
     result: dict[str, Any] = {

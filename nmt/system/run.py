@@ -189,7 +189,8 @@ class RunDirectory:
             self.manifest.unlink(missing_ok=True)
         if manifest.get("data", report).get("content") != report["content"]:
             raise UserError(
-                f"{self.path}: the corpus or its tokenizer has changed since this run began; start a new run"
+                f"{self.path}: the corpus (data.*) or its tokenizer (tokenizer.*) has changed since this run began; "
+                "restore the files, or start a new run"
             )
         limit, made = values["training"]["max_steps"], manifest.get("training", {}).get("steps", 0)
         if limit is not None and limit < made:
@@ -258,8 +259,13 @@ class RunDirectory:
         return self.read_manifest().get("status") if self.config.exists() else None
 
     def has_finished(self, values: Mapping[str, Any], fingerprint: str) -> bool:
-        """Has a run with this configuration and corpus fingerprint ended here, so that it need not run again?"""
+        """Has a run with this configuration and corpus fingerprint ended here, so that it need not run again?
+
+        A finished run that has lost its scores has not. Raises UserError if the file of the scores is damaged.
+        """
         if not self.status() or self.read_manifest().get("data", {}).get("fingerprint") != fingerprint:
+            return False
+        if self.status() == FINISHED and not read_json(self.results):
             return False
         return not _differences(load_values(self.config), values, NO_EFFECT_KEYS)
 
@@ -331,7 +337,8 @@ class RunDirectory:
             more = f" and {len(differences) - 1} more differ" if len(differences) > 1 else ""
             raise UserError(
                 f"{self.path}: holds a run of another configuration ({key} is {saved} there, {new} here{more}); "
-                f"choose another hydra.run.dir, or resume the run with {for_shell('run', self.path)}"
+                f"choose another hydra.run.dir (for a sweep, hydra.sweep.dir), or resume the run with "
+                f"{for_shell('run', self.path)}"
             )
         now = dict(flatten(values))
         for key, value in self.read_manifest().get("config", {}).items():
@@ -371,9 +378,9 @@ def read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: cannot be read ({error})") from None
+        raise UserError(f"{path}: cannot be read ({error}); if it is damaged, restore or delete it") from None
     if not isinstance(values, dict):
-        raise UserError(f"{path}: is not a JSON object")
+        raise UserError(f"{path}: is not a JSON object; restore or delete it")
     return values
 
 

@@ -149,7 +149,7 @@ def prepare(job: Job, overrides: Sequence[str], choices: Mapping[str, str]) -> I
         corpus.report["content"], "data: another corpus than that of rank 0; give all machines the same"
     )
     report = group.on_main(lambda: corpus_report(corpus, config, settings))
-    resumed = group.on_main((run.checkpoints / LAST).exists)
+    resumed = group.on_main(lambda: _can_resume(run))
     start = None if resumed else group.everywhere(lambda: load_start(config, corpus))
     recorded = run.first_start().get("teachers", []) if resumed else []
     teachers = group.everywhere(lambda: load_teachers(config, corpus, job.machine, recorded))
@@ -166,6 +166,20 @@ def prepare(job: Job, overrides: Sequence[str], choices: Mapping[str, str]) -> I
         job.closing.enter_context(log_to_file(run.log))
     log_corpus_report(report)
     return Inputs(corpus, settings, comet, start, teachers)
+
+
+def _can_resume(run: RunDirectory) -> bool:
+    """Return whether the run has a checkpoint to resume from.
+
+    Raises UserError if the checkpoint of a trained run is gone: training from the beginning would overwrite the best.
+    """
+    exists = (run.checkpoints / LAST).exists()
+    if not exists and run.read_manifest().get("training", {}).get("steps"):
+        raise UserError(
+            f"{run.path}: its checkpoints/{LAST} is gone, so that training cannot continue; start a new run from its "
+            f"best weights with {for_shell('training.start_from', str(run.path))}, or delete this run"
+        )
+    return exists
 
 
 def _load_scoring(job: Job) -> tuple[ScoreSettings, Comet | None]:

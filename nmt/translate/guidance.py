@@ -67,6 +67,9 @@ def make_guidance(
     for name in controls.keys() - Controls.__annotations__.keys():
         hint = nearest(name, Controls.__annotations__) or "; search settings belong to Translator.load(search={...})"
         raise UserError(f"{name}: unknown argument of a translation{hint}")
+    for name, value in (("attend", controls.get("attend")), ("glossary", controls.get("glossary"))):
+        if not isinstance(value or {}, Mapping):
+            raise TypeError(f"{name}: a dictionary is expected, not {type(value).__name__}")
     guidance = steer(translator, [source for source in sources if len(source) > 1], controls.get("attend"))
     if not controls.keys() - {"attend"}:
         return guidance

@@ -206,6 +206,8 @@ class Translator:
 
     def use_search(self, settings: schema.Search) -> None:
         """Search with these settings from now on. Raises UserError if they need an attention that the model lacks."""
+        if not isinstance(settings, schema.SearchLimits):
+            raise TypeError("settings of a search are expected; Translator.load(search={...}) takes a dictionary")
         penalty = getattr(settings, "coverage_penalty", 0)
         if penalty and not self.model.attends:
             raise UserError(f"search.coverage_penalty={penalty}: the run has no attention; set it to 0")
@@ -239,6 +241,8 @@ class Translator:
         nmt.translate.guidance.Controls. The translation of a line is empty if the line is empty, or if no hypothesis
         has a probability above 0. Raises UserError if the search cannot return n translations or follow the controls.
         """
+        if n < 1:
+            raise UserError(f"nbest={n}: less than one translation of each line")
         # `_shared` gives this process its batches, `_search_batches` halves a batch that does not fit in memory,
         # `_encoded_batch` encodes one, and `self.method` searches it.
         self.method.check_nbest(n)

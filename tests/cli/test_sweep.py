@@ -160,6 +160,12 @@ def test_a_killed_sweep_ends_like_one_that_was_not_and_can_grow(tmp_path: Path) 
     assert len(compared(killed)) == 4
 
 
+def test_a_value_that_is_named_twice_is_refused(tmp_path: Path) -> None:
+    done = sweep(tmp_path, "seed=1,2,1", status=2)
+    assert done.stderr == "nmt-train: error: seed: the sweep has the value 1 twice; name each value once\n"
+    assert not (tmp_path / "sweep").exists()
+
+
 @pytest.mark.parametrize("name", ["multirun.yaml"])
 def test_a_directory_that_holds_anything_else_is_left_alone(name: str, tmp_path: Path) -> None:
     (tmp_path / "sweep").mkdir()

@@ -12,6 +12,7 @@ from nmt.config import schema
 from nmt.config.compose import config_dir, validated, validated_union, with_values
 from nmt.config.errors import (
     ANY,
+    OTHER_KEYS,
     REMOVED,
     UNUSED,
     UserError,
@@ -160,6 +161,10 @@ def test_nearest_is_silent_where_nothing_is_near() -> None:
         ("encoder/hidden", ["encoder.hidden"]),
         ("training.lr", ["optimizer.lr"]),
         ("max_len", ["data.max_length"]),
+        ("batch_size", ["training.batch_tokens", "training.batch_sentences", "search.batch_tokens"]),
+        ("encoder.hidden_size", ["encoder.hidden", "decoder.hidden"]),
+        ("embedding.size", ["embedding.dim"]),
+        ("fp16", ["precision"]),
         ("dropout", ["attention.dropout", "decoder.dropout", "embedding.dropout", "encoder.dropout"]),
         ("kind", []),
         ("xyz", []),
@@ -169,6 +174,12 @@ def test_the_nearest_key_may_be_in_another_section_or_have_another_name(key: str
     named = " or ".join(f"'{name}'" for name in meant)
     known = [each for each in known_keys("train") if each not in SET_BY_SIZE]
     assert nearest_key(key, known) == (f"; did you mean {named}?" if meant else "")
+
+
+def test_names_of_other_toolkits_lead_to_keys_that_exist() -> None:
+    known = set(known_keys("train")) | {"encoder", "decoder"}
+    assert {key for keys in OTHER_KEYS.values() for key in keys} <= known
+    assert not OTHER_KEYS.keys() & known
 
 
 def test_what_was_removed_is_gone() -> None:

@@ -1,6 +1,7 @@
 """Reading parallel text in all supported formats, and the errors for damaged text."""
 
 import gzip
+import re
 from collections.abc import Callable, Iterable
 from itertools import chain
 from pathlib import Path
@@ -152,6 +153,24 @@ def test_tables_without_a_header_have_numbered_columns(suffix: str, separator: s
     assert read(path, header=False, source_column="3", target_column="1") == [Pair("x", "a"), Pair("y", "c")]
     with pytest.raises(UserError, match=r"no column 'en' \(there are: a, b, x\); .*data\.header=false"):
         read(path)
+
+
+def test_options_of_tables_are_refused_for_plain_text(corpus: Path) -> None:
+    for changes in ({"header": False}, {"source_column": "a"}, {"target_column": "b"}):
+        with pytest.raises(UserError, match=r"is for tables .* but all files are plain text; leave it out"):
+            splits(files_config(train=corpus, validation=corpus, **changes))
+
+
+def test_a_table_says_which_line_is_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "t.tsv"
+    for content, message in (
+        ("\nen\tfr\na\tb\nc\n", "line 4: has 1 column, but line 2 has 2"),
+        ("\nen\ten\na\tb\n", "line 2: two columns have the same name"),
+        ("en\tfr\ra\tb\rc\td\r", "line 1: has carriage returns within; convert the line ends"),
+    ):
+        path.write_text(content, newline="")
+        with pytest.raises(UserError, match=re.escape(f"{path}, {message}")):
+            read(path)
 
 
 def test_a_broken_row_is_named(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from trained import run as trained_run  # noqa: F401
 
 from nmt.compare.entry import count_sentences, read_run
+from nmt.config.errors import UserError
 from nmt.config.schema import Evaluation
 from nmt.data.word_alignment import parse_pharaoh
 from nmt.evaluate.bleu import score
@@ -63,6 +64,18 @@ def test_scores_of_a_replaced_checkpoint_are_not_saved(
     evaluate_run(run, translator, "test", settings, "best")
     assert run.results.read_text() == before
     assert "training has replaced the checkpoint meanwhile: the scores are not saved" in caplog.text
+
+
+def test_a_damaged_file_of_results_is_an_error_before_translation(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = run.results.read_text()
+    monkeypatch.setattr("nmt.evaluate.evaluation.evaluate", lambda *_, **__: pytest.fail("translated"))
+    run.results.write_text('{"test": ')
+    settings = score_settings(Evaluation(tokenize="none", lowercase=False), "fr")
+    with pytest.raises(UserError, match=r"results\.json: cannot be read .*; if it is damaged, restore or delete it"):
+        evaluate_run(run, Translator.load(run.path), "test", settings, "best")
+    run.results.write_text(before)
 
 
 def test_other_settings_have_results_of_their_own(run: RunDirectory) -> None:

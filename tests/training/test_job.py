@@ -264,7 +264,7 @@ def test_another_corpus_under_the_same_settings_is_refused(whole: Path, train_co
     manifest, before = json.loads((whole / "manifest.json").read_text()), (whole / "config.yaml").read_bytes()
     manifest["data"]["content"] = "0" * 64
     (whole / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(UserError, match="the corpus or its tokenizer has changed"):
+    with pytest.raises(UserError, match=r"the corpus \(data\.\*\) or its tokenizer \(tokenizer\.\*\) has changed"):
         train(train_config(*STEPS, "training.max_epochs=9"), whole, [])
     assert (whole / "config.yaml").read_bytes() == before
 
@@ -279,6 +279,26 @@ def test_a_run_says_that_it_has_finished(whole: Path, train_config: Config) -> N
     assert not run.has_finished({**values, "seed": 7}, corpus)
     assert not run.has_finished({**values, "training": {**values["training"], "max_epochs": 3}}, corpus)
     assert not run.has_finished({**values, "validation": {**values["validation"], "samples": 3}}, corpus)
+
+
+def test_a_finished_run_that_lost_its_scores_is_evaluated_again(whole: Path, train_config: Config) -> None:
+    config, run = train_config(*STEPS, "validation.samples=1"), RunDirectory(whole)
+    values, corpus = config.model_dump(mode="json"), json.loads(run.manifest.read_text())["data"]["fingerprint"]
+    before, best = json.loads(run.results.read_text()), (run.checkpoints / "best.safetensors").read_bytes()
+    run.results.unlink()
+    assert not run.has_finished(values, corpus)
+    assert train(config, whole, []) == 0
+    after = json.loads(run.results.read_text())
+    assert {split: after[split]["bleu"] for split in after} == {split: before[split]["bleu"] for split in before}
+    assert (run.checkpoints / "best.safetensors").read_bytes() == best
+
+
+def test_a_run_without_its_last_checkpoint_keeps_its_best_one(whole: Path, train_config: Config) -> None:
+    best = (whole / "checkpoints" / "best.safetensors").read_bytes()
+    (whole / "checkpoints" / "last.pt").unlink()
+    with pytest.raises(UserError, match=r"its checkpoints/last\.pt is gone.*training\.start_from="):
+        train(train_config(*STEPS, "training.max_epochs=9", "validation.samples=1"), whole, [])
+    assert (whole / "checkpoints" / "best.safetensors").read_bytes() == best
 
 
 def test_an_observer_hears_each_validation_and_may_end_the_run(train_config: Config, tmp_path: Path) -> None:

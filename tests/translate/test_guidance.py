@@ -185,6 +185,8 @@ def test_wrong_arguments(translator: Translator) -> None:
         (UserError, {"prefix": "☃ le"}),
         (TypeError, {"constraints": ["chat"]}),
         (TypeError, {"forbidden": "chat"}),
+        (TypeError, {"glossary": ["cat"]}),
+        (TypeError, {"attend": [0, 1]}),
     ):
         with pytest.raises(error):
             translator.translate(["the cat"], **controls)  # type: ignore[arg-type]
@@ -196,6 +198,10 @@ def test_unknown_arguments_are_refused(translator: Translator) -> None:
             translator.translate(["the cat"], **{name: ["chat"]})  # type: ignore[arg-type]
     with pytest.raises(UserError, match="1 sources and 2 translations"):
         translator.score(["the cat"], ["le chat", "le"])
+    with pytest.raises(UserError, match="nbest=0: less than one"):
+        translator.translate_nbest(["the cat"], 0)
+    with pytest.raises(TypeError, match=r"Translator\.load\(search"):
+        translator.with_search({"kind": "greedy"})  # type: ignore[arg-type]
 
 
 @pytest.mark.system
