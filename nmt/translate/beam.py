@@ -102,8 +102,8 @@ def beam_search(
     """Return up to `n_best` <= K distinct hypotheses per sentence, best first.
 
     The search of a sentence stops when no live hypothesis can score above the sentence's n-th best finished one. With
-    `stop` "beam" it also stops when K hypotheses have finished, although a live one might still score higher. Fewer
-    than `n_best` hypotheses are returned only if fewer have a probability above 0.
+    `stop` "beam" it also stops when K hypotheses have finished and the best of them scores at least as high as the best
+    live one does at its present length, although a live one might still overtake it. Fewer than `n_best` hypotheses are returned only if fewer have a probability above 0.
 
     recorder: records the steps; only for a plain `Selection` and a batch without `rules`.
     """
@@ -125,7 +125,7 @@ def beam_search(
         finished.add(now, active, candidates, ends)
         best_live = np.fmax.reduce(live.log_probs, axis=1).tolist()
         for a in running.nonzero()[0].tolist():
-            running[a] = finished.can_improve(active[a], best_live[a])
+            running[a] = finished.can_improve(now, active[a], best_live[a])
         if not running.any():
             break
         remaining = None
@@ -146,7 +146,8 @@ class _Finished:
     """The finished hypotheses of every sentence."""
 
     def __init__(self, limits: Limits, scorer: Scorer, n_best: int, max_endings: float) -> None:
-        """max_endings: the search of a sentence stops when it has this many finished hypotheses."""
+        """max_endings: from this many finished hypotheses on, the search of a sentence stops when the best of them
+        scores at least as high as the best live one."""
         self._scorer, self._n_best, self._max_endings = scorer, n_best, max_endings
         self._largest_divisors = [scorer.penalty(length) for length in limits.max_lengths]
         self._endings: list[list[Ending]] = [[] for _ in limits.max_lengths]
@@ -161,11 +162,14 @@ class _Finished:
         for sentence, row, log_prob, score in zip(sentences, rows, log_probs, scores, strict=True):
             self._endings[sentence].append(Ending(now, row, log_prob, score))
 
-    def can_improve(self, sentence: int, log_prob: float) -> bool:
-        """Check if a sentence's n-best list can still change. log_prob: log-probability of its best live hypothesis."""
+    def can_improve(self, now: int, sentence: int, log_prob: float) -> bool:
+        """Check if a sentence's n-best list can still change. log_prob: log-probability of its best live hypothesis
+        after step `now`."""
         endings = self._endings[sentence]
         if len(endings) >= self._max_endings:
-            return False
+            best = max(ending.score for ending in endings)
+            if log_prob / self._scorer.penalty(now + 1) <= best:
+                return False
         # No live hypothesis can end with a higher score: log-probabilities are negative and only fall, no length
         # penalty is larger, and a coverage score is never above 0.
         bound = log_prob / self._largest_divisors[sentence]

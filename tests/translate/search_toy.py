@@ -167,14 +167,15 @@ def plain_beam(
     score: Callable[[int, list[int], float], float],
     stop: str = "beam",
 ) -> list[tuple[list[int], float]]:
-    """Run beam search with plain lists: sort all candidates, and stop early only with stop="beam", at K finished ones.
+    """Run beam search with plain lists: sort all candidates, and stop early only with stop="beam", when K have finished
+    and none that is live scores higher so far.
 
     score: computes the score of a finished hypothesis from its sentence, tokens and log-probability. Returns all
     finished hypotheses, best first.
     """
     live: list[tuple[list[int], float]] = [([], 0.0)]
     finished: list[tuple[list[int], float]] = []
-    while live and (stop == "exact" or len(finished) < beam_size):
+    while live:
         candidates = []
         for prefix, log_prob in live:
             following = toy.next_log_probs(sentence, prefix)
@@ -184,6 +185,10 @@ def plain_beam(
         ended = [c for c in candidates[:beam_size] if c[0][-1] == EOS]
         finished += [(tokens, score(sentence, tokens, log_prob)) for tokens, log_prob in ended]
         live = [c for c in candidates if c[0][-1] != EOS][:beam_size]
+        if stop == "beam" and live and len(finished) >= beam_size:
+            so_far = score(sentence, *live[0])
+            if so_far <= max(value for _, value in finished):
+                break
     return sorted(finished, key=lambda hypothesis: -hypothesis[1])
 
 

@@ -101,15 +101,27 @@ class Fixed(Toy):
         return super().step(tokens, state)._replace(logits=self.following[tokens])
 
 
-@pytest.mark.parametrize(("stop", "best"), [("beam", [EOS]), ("exact", [3, 4, EOS])])
-def test_only_the_exact_rule_finds_what_ends_after_k_others(stop: Stop, best: list[int]) -> None:
-    """Two improbable hypotheses (0.1 and 0.9 * 0.1) end before the most probable one (0.9 * 0.9 * 1)."""
+def ends_late(word: float) -> Fixed:
+    """Make a toy that writes 3 with the probability `word`, then 4 with 0.9, and then ends; else it ends at once."""
     toy = Fixed(0, vocabulary=5)
     toy.following = torch.full((5, 5), -math.inf)
-    toy.following[BOS, 3] = toy.following[3, 4] = math.log(0.9)
-    toy.following[BOS, EOS] = toy.following[3, EOS] = math.log(0.1)
+    toy.following[BOS, 3], toy.following[BOS, EOS] = math.log(word), math.log(1 - word)
+    toy.following[3, 4], toy.following[3, EOS] = math.log(0.9), math.log(0.1)
     toy.following[4, EOS] = 0.0
-    ((hypothesis,),) = search(toy, Limits(0, [9]), 2, penalty=NO_PENALTY, stop=stop)
+    return toy
+
+
+@pytest.mark.parametrize("stop", STOPS)
+def test_k_improbable_endings_do_not_stop_the_search(stop: Stop) -> None:
+    """Two improbable hypotheses (0.1 and 0.9 * 0.1) end before the most probable one (0.9 * 0.9 * 1)."""
+    ((hypothesis,),) = search(ends_late(0.9), Limits(0, [9]), 2, penalty=NO_PENALTY, stop=stop)
+    assert hypothesis.tokens == [3, 4, EOS]
+
+
+@pytest.mark.parametrize(("stop", "best"), [("beam", [EOS]), ("exact", [3, 4, EOS])])
+def test_only_the_exact_rule_finds_what_overtakes_later(stop: Stop, best: list[int]) -> None:
+    """With length^3: log 0.9 ends first. log(0.1 * 0.9) / 8 is below it, but log(0.1 * 0.9) / 27 is above."""
+    ((hypothesis,),) = search(ends_late(0.1), Limits(0, [9]), 2, penalty=Scorer("average", 3.0), stop=stop)
     assert hypothesis.tokens == best
 
 
