@@ -103,7 +103,8 @@ def beam_search(
 
     The search of a sentence stops when no live hypothesis can score above the sentence's n-th best finished one. With
     `stop` "beam" it also stops when K hypotheses have finished and the best of them scores at least as high as the best
-    live one does at its present length, although a live one might still overtake it. Fewer than `n_best` hypotheses are returned only if fewer have a probability above 0.
+    live one does at its present length, although a live one might still overtake it. Fewer than `n_best` hypotheses are
+    returned only if fewer have a probability above 0.
 
     recorder: records the steps; only for a plain `Selection` and a batch without `rules`.
     """
