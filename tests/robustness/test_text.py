@@ -80,7 +80,7 @@ CASES = [
     sides("a line too few", ENGLISH, "train.fr has 61", french=FRENCH + b"a\n"),
     sides("gzip without its name", gzip.compress(ENGLISH), "train.en, line 1: looks like gzip, not UTF-8 text"),
     tsv("TSV", TSV, kept(60)),
-    tsv("TSV with a column too few", TSV + b"a\n", "t.tsv, line 62: has 1 columns, but the first line has 2"),
+    tsv("TSV with a column too few", TSV + b"a\n", "t.tsv, line 62: has 1 column, but line 1 has 2"),
     tsv("TSV with one name twice", TSV.replace(b"en\tfr", b"en\ten"), "t.tsv, line 1: two columns have the same name"),
     tsv(
         "TSV without a header", TSV.removeprefix(b"en\tfr\n"), "t.tsv, line 2: no column 'en' (there are: the number 0"
