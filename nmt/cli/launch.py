@@ -86,12 +86,12 @@ def run() -> NoReturn:
             while not (folder / ERROR).exists() and time.monotonic() < deadline:
                 time.sleep(0.05)
         outcome = REPORTED
-    if not outcome:
-        sys.exit()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
-    os._exit(outcome)  # an orderly exit would wait for the connections to processes that have failed
+    # An orderly exit would wait for the connections to processes that have failed. It may also end in SIGABRT while
+    # threads of torch still run.
+    os._exit(outcome)
 
 
 def shared_by_processes(command: str, task: Callable[[S, list[str]], None]) -> Callable[[S, list[str]], int]:

@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, partial
@@ -30,7 +31,7 @@ from nmt.cli.compose import DRY_RUN, SWEEP_KEYS, job_overrides
 from nmt.cli.help import choices_of, explain
 from nmt.compare.jobs import mark_sweep, record_failure, report_jobs
 from nmt.config.compose import config_dir
-from nmt.config.errors import UserError, for_shell, override_values
+from nmt.config.errors import UserError, for_shell, format_value, override_values, plain_value
 from nmt.system.processes import cores, end_with, join_cluster, rank
 from nmt.system.run import ERROR, LOCK, SWEEP, RunDirectory, read_json
 
@@ -105,9 +106,11 @@ def _refused_values(config: DictConfig, varied: list[str], count: int) -> str | 
     if not count:
         return f"{', '.join(varied)}: no values, so there is no job to run"
     for key, override in _parsed(config).items():
-        values = list(override.sweep_string_iterator()) if override.is_discrete_sweep() else []
-        if repeated := [value for value in values if values.count(value) > 1]:
-            return f"{key}: the sweep has the value {repeated[0]} twice; name each value once"
+        if not override.is_discrete_sweep():
+            continue
+        counts = Counter(plain_value(value) for value in override.sweep_string_iterator())
+        if repeated := [value for value, count in counts.items() if count > 1]:
+            return f"{key}: the sweep has the value {format_value(repeated[0])} several times; name each value once"
     return None
 
 

@@ -139,11 +139,12 @@ def draw(comparison: Comparison) -> dict[str, Picture]:
     with _style():
         pictures["differences"] = _forest(comparison, names)
         cost, unit = _scaled([system["cost_seconds"] for system in systems])
-        points = [Series(number, name, [(cost[number], system[metric])]) for number, name, system in everything]
+        # A time of 0, of a training too short to measure, has no place on a logarithmic axis.
+        points = [Series(number, name, [(cost[number] or None, system[metric])]) for number, name, system in everything]
         label = f"training time, {unit}"
         pictures["cost"] = _scatter(points, f"{NAMES[metric]} against training time", label, metric)
         times = [[point["seconds"] for point in system["curve"]] for system in systems]
-        timed = all(value is not None for values in times for value in values)
+        timed = all(value for values in times for value in values)
         scaled, unit = _scaled([value for values in times for value in values])
         x_values = iter(scaled if timed else [point["epoch"] for system in systems for point in system["curve"]])
         curves = [

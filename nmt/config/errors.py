@@ -116,6 +116,10 @@ def nearest_key(key: str, allowed: Iterable[str]) -> str:
     key = key[:MAX_VALUE].lower()
     name = key.rpartition(".")[2]
     others = [other for other in OTHER_KEYS.get(key, OTHER_KEYS.get(name, [])) if other in candidates]
+    if key not in OTHER_KEYS and "." in key:  # in a section, only the keys of this section are meant
+        section = f"{key.partition('.')[0]}."
+        inside = [other for other in others if other.startswith(section)]
+        others = inside if any(candidate.startswith(section) for candidate in candidates) else others
     same = [candidate for candidate in candidates if candidate.rpartition(".")[2] == name]
     if others and (key in OTHER_KEYS or not same):
         return _did_you_mean(others)

@@ -284,6 +284,8 @@ def splits(config: schema.Data) -> Splits:
     if config.extra:
         assert isinstance(config, schema.Corpus)
         result["train"] += _sources(config.extra, config, "data.extra")
+    if isinstance(config, schema.FilesData):
+        _refuse_table_options(config, result)
     return result
 
 
@@ -300,7 +302,6 @@ def _splits(config: schema.Data) -> Splits:
         return result
     if isinstance(config, schema.FilesData):
         result = _file_splits(config)
-        _refuse_table_options(config, result)
         if config.alignments is not None:
             _check_alignments(config.alignments, result)
         return result

@@ -378,10 +378,15 @@ def read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); if it is damaged, restore or delete it") from None
+        raise UserError(f"{path}: cannot be read ({error}); if it is damaged, restore it{_or_measure(path)}") from None
     if not isinstance(values, dict):
-        raise UserError(f"{path}: is not a JSON object; restore or delete it")
+        raise UserError(f"{path}: is not a JSON object; restore it{_or_measure(path)}")
     return values
+
+
+def _or_measure(path: Path) -> str:
+    """Return the end of a message: a file of scores can be made again, other files cannot."""
+    return ", or delete it and measure again" if path.name == "results.json" else ""
 
 
 def digest(values: Mapping[str, Any]) -> str:

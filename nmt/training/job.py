@@ -171,13 +171,14 @@ def prepare(job: Job, overrides: Sequence[str], choices: Mapping[str, str]) -> I
 def _can_resume(run: RunDirectory) -> bool:
     """Return whether the run has a checkpoint to resume from.
 
-    Raises UserError if the checkpoint of a trained run is gone: training from the beginning would overwrite the best.
+    Raises UserError if the run has ended and its checkpoint is gone: training anew would overwrite the best weights.
     """
     exists = (run.checkpoints / LAST).exists()
-    if not exists and run.read_manifest().get("training", {}).get("steps"):
+    if not exists and run.status() and (run.checkpoints / BEST).exists():
         raise UserError(
-            f"{run.path}: its checkpoints/{LAST} is gone, so that training cannot continue; start a new run from its "
-            f"best weights with {for_shell('training.start_from', str(run.path))}, or delete this run"
+            f"{run.path}: has ended, and its checkpoints/{LAST} is gone, so that it cannot continue; measure it with "
+            f"nmt-evaluate {for_shell('run', str(run.path))}, start a new run from its weights with "
+            f"{for_shell('training.start_from', str(run.path))}, or delete it"
         )
     return exists
 

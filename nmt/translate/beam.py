@@ -84,6 +84,10 @@ class Selection(Follower):
         ends[:, self.beam_size :] = False
         return ends, Candidates(log_probs, candidates.rows[sentences, order], tokens)
 
+    def rivals(self, live: Candidates) -> NDArray[np.float32]:
+        """Return log-probabilities (A, K) of the live hypotheses, -inf for those that may not end yet."""
+        return live.log_probs
+
     def keep(self, sentences: list[int]) -> None:
         """Drop all active sentences but these, which are indices below A."""
 
@@ -103,8 +107,8 @@ def beam_search(
 
     The search of a sentence stops when no live hypothesis can score above the sentence's n-th best finished one. With
     `stop` "beam" it also stops when K hypotheses have finished and the best of them scores at least as high as the best
-    live one does at its present length, although a live one might still overtake it. Fewer than `n_best` hypotheses are
-    returned only if fewer have a probability above 0.
+    live one does at its present length, both without coverage, although a live one might still overtake it. Fewer than
+    `n_best` hypotheses are returned only if fewer have a probability above 0.
 
     recorder: records the steps; only for a plain `Selection` and a batch without `rules`.
     """
@@ -124,9 +128,11 @@ def beam_search(
         ends, live = selection.choose(candidates)
         ends &= running[:, None]
         finished.add(now, active, candidates, ends)
-        best_live = np.fmax.reduce(live.log_probs, axis=1).tolist()
+        best_live, best_rival = (
+            np.fmax.reduce(log_probs, axis=1).tolist() for log_probs in (live.log_probs, selection.rivals(live))
+        )
         for a in running.nonzero()[0].tolist():
-            running[a] = finished.can_improve(now, active[a], best_live[a])
+            running[a] = finished.can_improve(now, active[a], best_live[a], best_rival[a])
         if not running.any():
             break
         remaining = None
@@ -163,13 +169,15 @@ class _Finished:
         for sentence, row, log_prob, score in zip(sentences, rows, log_probs, scores, strict=True):
             self._endings[sentence].append(Ending(now, row, log_prob, score))
 
-    def can_improve(self, now: int, sentence: int, log_prob: float) -> bool:
-        """Check if a sentence's n-best list can still change. log_prob: log-probability of its best live hypothesis
-        after step `now`."""
-        endings = self._endings[sentence]
+    def can_improve(self, now: int, sentence: int, log_prob: float, rival: float) -> bool:
+        """Check if the search of a sentence goes on after step `now`.
+
+        log_prob: log-probability of its best live hypothesis; rival: that of the best one which may end.
+        """
+        endings, penalty = self._endings[sentence], self._scorer.penalty
         if len(endings) >= self._max_endings:
-            best = max(ending.score for ending in endings)
-            if log_prob / self._scorer.penalty(now + 1) <= best:
+            best = max(ending.log_prob / penalty(ending.step + 1) for ending in endings)
+            if rival / penalty(now + 1) <= best:
                 return False
         # No live hypothesis can end with a higher score: log-probabilities are negative and only fall, no length
         # penalty is larger, and a coverage score is never above 0.

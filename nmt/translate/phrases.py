@@ -15,6 +15,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from nmt.translate.beam import Selection
@@ -184,6 +185,10 @@ class Allocation(Selection):
         order = order[sentences, best_first]
         self._states = after[sentences, order]
         return ended, Candidates(live[sentences, best_first], rows[sentences, order], chosen[sentences, best_first])
+
+    def rivals(self, live: Candidates) -> NDArray[np.float32]:
+        complete = self._automata.satisfied[self._states].all(-1)
+        return np.where(complete, live.log_probs, np.float32(-np.inf))
 
     def keep(self, sentences: list[int]) -> None:
         self._states, self._totals = self._states[sentences], self._totals[sentences]

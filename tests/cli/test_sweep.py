@@ -161,8 +161,9 @@ def test_a_killed_sweep_ends_like_one_that_was_not_and_can_grow(tmp_path: Path) 
 
 
 def test_a_value_that_is_named_twice_is_refused(tmp_path: Path) -> None:
-    done = sweep(tmp_path, "seed=1,2,1", status=2)
-    assert done.stderr == "nmt-train: error: seed: the sweep has the value 1 twice; name each value once\n"
+    done = sweep(tmp_path, "attention=none,'none'", status=2)
+    message = "attention: the sweep has the value none several times; name each value once"
+    assert done.stderr == f"nmt-train: error: {message}\n"
     assert not (tmp_path / "sweep").exists()
 
 

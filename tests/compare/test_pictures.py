@@ -105,3 +105,10 @@ def test_a_long_name_loses_its_sections_first() -> None:
         "x encoder.recurrent_dropout=0…",
         "x decoder.recurrent_dropout=0…",
     ]
+
+
+def test_times_too_short_to_measure_leave_the_curves_over_epochs() -> None:
+    rows = [{**row, "curve": [{**point, "seconds": 0.0} for point in row["curve"]]} for row in comparison()["systems"]]
+    pictures = draw({**comparison(), "systems": [{**row, "cost_seconds": 0.0} for row in rows]})
+    assert "cost" not in pictures
+    assert pictures["curves"].figure.axes[0].get_xlabel() == "epoch"

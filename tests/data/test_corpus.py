@@ -161,6 +161,13 @@ def test_options_of_tables_are_refused_for_plain_text(corpus: Path) -> None:
             splits(files_config(train=corpus, validation=corpus, **changes))
 
 
+def test_options_of_tables_are_for_extra_pairs_too(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "more.tsv").write_text("a\tb\none\tun\n")
+    options = {"extra": [str(tmp_path / "more.tsv")], "source_column": "a", "target_column": "b"}
+    result = splits(files_config(train=corpus, validation=corpus, **options))
+    assert pairs_of(result["train"])[-1] == Pair("one", "un")
+
+
 def test_a_table_says_which_line_is_wrong(tmp_path: Path) -> None:
     path = tmp_path / "t.tsv"
     for content, message in (

@@ -4,6 +4,7 @@ import itertools
 import math
 from typing import Literal
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -26,7 +27,8 @@ from search_toy import search as configured
 from torch import Tensor
 
 from nmt.model.seq2seq import StepOutput
-from nmt.translate.beam import CACHED_NUMBERS, Scorer, Selection, beam_search
+from nmt.translate.beam import CACHED_NUMBERS, Coverage, Scorer, Selection, _Finished, beam_search
+from nmt.translate.expansion import Candidates
 from nmt.translate.search import BLOCK, Hypothesis, Limits, pack_top, unpack
 
 AVERAGE = Scorer("average", 1.0)
@@ -123,6 +125,18 @@ def test_only_the_exact_rule_finds_what_overtakes_later(stop: Stop, best: list[i
     """With length^3: log 0.9 ends first. log(0.1 * 0.9) / 8 is below it, but log(0.1 * 0.9) / 27 is above."""
     ((hypothesis,),) = search(ends_late(0.1), Limits(0, [9]), 2, penalty=Scorer("average", 3.0), stop=stop)
     assert hypothesis.tokens == best
+
+
+def test_a_coverage_penalty_does_not_prolong_the_search() -> None:
+    """The live hypothesis, which has no coverage score yet, is compared with the finished one without its score."""
+    scorer = Coverage(Scorer("average", 1.0), 1.0, [4])
+    scorer.attend(torch.full((1, 4), 0.1))
+    finished = _Finished(Limits(0, [60]), scorer, n_best=1, max_endings=1)
+    row = np.zeros((1, 1), np.int64)
+    finished.add(3, [0], Candidates(np.full((1, 1), -2.0, np.float32), row, row), np.ones((1, 1), np.bool_))
+    assert finished.best()[0][0].score < -2.0
+    assert not finished.can_improve(4, 0, -4.0, rival=-4.0)
+    assert finished.can_improve(4, 0, -2.0, rival=-2.0)
 
 
 @pytest.mark.parametrize("stop", STOPS)

@@ -1,6 +1,7 @@
 """Required and forbidden phrases, compared with all hypotheses of a toy model and with plain loops."""
 
 import itertools
+import math
 import random
 from collections import Counter
 from functools import cache, partial
@@ -12,6 +13,7 @@ from search_toy import EOS, NO_PENALTY, Toy, batch_of, bits, enumerate_all
 from search_toy import search as configured
 
 from nmt.translate.beam import Scorer, Selection, beam_search
+from nmt.translate.expansion import Candidates
 from nmt.translate.phrases import Allocation, Automata, Forbidden, allocate_slots, occurrences
 from nmt.translate.search import Hypothesis, Limits
 
@@ -121,6 +123,14 @@ def test_without_constraints_it_is_the_plain_search(stop: Literal["beam", "exact
     allocation = Allocation(4, EOS, [[], [], []], np.ones(90, np.bool_))
     plain, allocated = (beam_search(batch, s, 4, scorer=scorer, stop=stop) for s in (Selection(4, EOS), allocation))
     assert bits(allocated) == bits(plain)
+
+
+def test_a_hypothesis_that_lacks_a_phrase_does_not_keep_the_search_going() -> None:
+    allocation = Allocation(2, EOS, [[(5,)]], np.ones(9, np.bool_))
+    log_probs, tokens = np.array([[-1.0, -2.0]], np.float32), np.array([[6, 5]])
+    _, live = allocation.choose(Candidates(log_probs, np.zeros_like(tokens), tokens))
+    assert live.tokens.tolist() == [[6, 5]]
+    assert allocation.rivals(live).tolist() == [[-math.inf, -2.0]]
 
 
 def test_batch_mates_and_chunks_change_nothing() -> None:
