@@ -73,9 +73,7 @@ def test_a_damaged_file_of_results_is_an_error_before_translation(
     monkeypatch.setattr("nmt.evaluate.evaluation.evaluate", lambda *_, **__: pytest.fail("translated"))
     run.results.write_text('{"test": ')
     settings = score_settings(Evaluation(tokenize="none", lowercase=False), "fr")
-    with pytest.raises(
-        UserError, match=r"results\.json: cannot be read .*; if it is damaged, .* or delete it"
-    ):
+    with pytest.raises(UserError, match=r"results\.json: cannot be read .*; if it is damaged, .* or delete it"):
         evaluate_run(run, Translator.load(run.path), "test", settings, "best")
     run.results.write_text(before)
 
