@@ -131,7 +131,7 @@ class Comparison:
 
 
 def train(*overrides: str, data: str | Mapping[str, object] | None = None, directory: str | Path | None = None) -> Run:
-    """Train and evaluate a model, as nmt-train does. With "run=DIR", resume a run; a finished run stays as it is.
+    """Train and evaluate a model, as nmt-train does. With "run=DIR", resume a run; a finished run is not trained again.
     Takes the keys of nmt-train except those of Hydra.
 
     `data` is a choice of the configuration group `data`, such as "demo", or the settings of data=files, such as

@@ -314,7 +314,7 @@ def _splits(config: schema.Data) -> Splits:
 
 
 def _refuse_table_options(config: schema.FilesData, result: Splits) -> None:
-    """Raise UserError for options of tables if no split is one."""
+    """Raise UserError for options of tables if none of the files is a table."""
     columns = {"source_column": config.source_column, "target_column": config.target_column}
     given = [f"data.{key}={value}" for key, value in columns.items() if value is not None]
     given += [] if config.header else ["data.header=false"]

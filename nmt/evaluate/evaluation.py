@@ -262,9 +262,8 @@ def evaluate_run(
     receives the entry before the files are written.
     """
     sources, references, gold = run.held_out(split)
-    read_json(
-        (output.folder if isinstance(output, EvaluationFolder) else run).results
-    )  # a damaged file is an error now
+    written = output.folder if isinstance(output, EvaluationFolder) else run
+    read_json(written.results)  # if this file is damaged, raise before the long work
     saved = _time_of_checkpoint(run, checkpoint)
     evaluation = evaluate(translator, sources, references, settings, progress=progress)
     result: dict[str, Any] = {

@@ -170,9 +170,9 @@ class _Finished:
             self._endings[sentence].append(Ending(now, row, log_prob, score))
 
     def can_improve(self, now: int, sentence: int, log_prob: float, rival: float) -> bool:
-        """Check if the search of a sentence goes on after step `now`.
+        """Check if the search of a sentence must continue after step `now`.
 
-        log_prob: log-probability of its best live hypothesis; rival: that of the best one which may end.
+        log_prob: log-probability of its best live hypothesis; rival: log-probability of the best live one that may end.
         """
         endings, penalty = self._endings[sentence], self._scorer.penalty
         if len(endings) >= self._max_endings:

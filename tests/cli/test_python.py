@@ -63,6 +63,20 @@ def test_keys_of_hydra_are_refused(override: str) -> None:
         nmt.train(override)
 
 
+def test_overrides_are_strings() -> None:
+    with pytest.raises(TypeError, match="each override is one string"):
+        nmt.train(["attention=none"])  # type: ignore[arg-type]
+
+
+def test_a_mistake_in_a_saved_configuration_names_its_file(run: nmt.Run) -> None:
+    file = run.path / "config.yaml"
+    before = file.read_text()
+    file.write_text(before.replace("seed: 1\n", "seed: x\n", 1))
+    with pytest.raises(UserError, match=r"config\.yaml: seed=x: input should be a valid integer"):
+        nmt.train(f"run={run.path}")
+    file.write_text(before)
+
+
 def test_a_single_run_is_compared_by_its_path(run: nmt.Run, tmp_path: Path) -> None:
     compared = nmt.compare_runs(run.path, output=tmp_path / "of-path")
     assert [row["run"] for row in compared.values["comparisons"][0]["runs"]] == [os.path.relpath(run.path)]
