@@ -52,6 +52,7 @@ class TrainingLoop:
         self.validated = 0  # step of the last validation
         self.logged_step = -1  # last step whose lines in the journal are complete; a resumed run removes later lines
         self.window = LogWindow()
+        self.resumed_at = 0, 0.0  # step and seconds spent when this process took up the run
 
     def resume(self) -> bool:
         """Load the last checkpoint; return False if there is none. Raises UserError if it does not fit the run."""
@@ -184,9 +185,20 @@ class TrainingLoop:
                 "tokens_per_second": window.tokens / max(window.seconds, 1e-9),
                 "utilisation": self._utilisation(window.tokens, window.seconds),
                 "bad_steps": trainer.bad.count,
-                "seconds_left": trainer.seconds / trainer.step * (trainer.total_steps - trainer.step),
+                "seconds_left": self._seconds_left(),
             },
         )
+
+    def _seconds_spent(self) -> float:
+        """Return the seconds of all updates and validations since the run first started."""
+        return self.trainer.seconds + self.trainer.seconds_of["validation"]
+
+    def _seconds_left(self) -> float:
+        """Estimate the rest of the training from what this process has done, since the machine may have changed."""
+        step, seconds = self.resumed_at
+        trainer = self.trainer
+        seconds_per_step = (self._seconds_spent() - seconds) / max(trainer.step - step, 1)
+        return seconds_per_step * (trainer.total_steps - trainer.step)
 
     def _validate(self) -> float:
         """Validate, save the parameters if they are the best so far, and return the monitored score."""
@@ -228,6 +240,7 @@ class TrainingLoop:
         self.stopping.load_state_dict(state["stopping"])
         self.validated, self.logged_step = state["validated"], state["logged_step"]
         self.window = LogWindow.load(state["window"], self.trainer.machine.device)
+        self.resumed_at = self.trainer.step, self._seconds_spent()
 
 
 class LogWindow:

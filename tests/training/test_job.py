@@ -20,7 +20,7 @@ from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.data.prepared import Split
-from nmt.model.checkpoints import read_checkpoint
+from nmt.model.checkpoints import read_checkpoint, save_checkpoint
 from nmt.system.run import RunDirectory
 from nmt.training import loop
 from nmt.training.job import train, train_run
@@ -66,6 +66,23 @@ def test_a_signal_saves_and_the_run_goes_on_as_if_nothing_had_been(
     assert train(train_config(*STEPS), run, []) == 0
     assert same(weights(run), weights(whole))
     assert metrics(run) == metrics(whole)
+
+
+def test_the_time_left_counts_only_what_this_process_has_done(
+    train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, run = train_config("training.max_steps=6", "training.log_every=1"), tmp_path / "run"
+    with monkeypatch.context() as patch:
+        before_update(patch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        assert train(config, run, []) == 128 + signal.SIGTERM
+    last = state(run)
+    last["spent"][0] = 1e6  # seconds, as on a machine that slept
+    save_checkpoint(run / "checkpoints" / "last.pt", last)
+    assert train(config, run, []) == 0
+    log = (run / "train.log").read_text()
+    times = re.findall(r"ETA (\S+)", log[log.index("resumed at step") :])
+    assert len(times) > 1
+    assert all(time.startswith("00:") for time in times)
 
 
 @pytest.mark.slow
