@@ -5,13 +5,14 @@ import os
 import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Collection, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from importlib.metadata import version
 from typing import Any, NoReturn, TypeVar, cast
 
 import hydra
 from hydra import initialize_config_dir
 from hydra._internal.utils import get_args_parser
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -41,6 +42,7 @@ def compose(
 ) -> tuple[T, dict[str, str]]:
     """Compose and check the configuration of a command from overrides, without changing Hydra's global state.
 
+    Within a command that Hydra has started, its search path applies.
     size=auto becomes `auto_size`, by default the size for the corpus. Returns the configuration and the choice of each
     group. Raises UserError with the message that the command would print.
     """
@@ -48,8 +50,9 @@ def compose(
     for override in check(overrides, command):
         if override.is_sweep_override():
             raise UserError(f"{override.input_line}: several values need a sweep, which this is not")
+    started = GlobalHydra.instance().is_initialized()
     try:
-        with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        with nullcontext() if started else initialize_config_dir(str(config_dir()), version_base="1.3"):
             config = hydra.compose(command, list(overrides), return_hydra_config=True)
             if _has_automatic_size(config):
                 others = without_size(overrides)

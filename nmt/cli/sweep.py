@@ -17,6 +17,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, TextIO, cast
 
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -27,16 +28,18 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from nmt.cli import optuna_sweeper
 from nmt.cli.app import STOPPED, log_to_stream, output_dir
-from nmt.cli.compose import DRY_RUN, SWEEP_KEYS, job_overrides
+from nmt.cli.compose import DRY_RUN, SWEEP_KEYS, compose, job_overrides
 from nmt.cli.help import choices_of, explain
 from nmt.compare.jobs import mark_sweep, record_failure, report_jobs
 from nmt.config.compose import config_dir
 from nmt.config.errors import UserError, for_shell, format_value, override_values, plain_value
+from nmt.config.schema import TrainConfig
 from nmt.system.processes import cores, end_with, join_cluster, rank
 from nmt.system.run import ERROR, LOCK, SWEEP, RunDirectory, read_json
 
 MAX_WAIT = 30.0  # seconds for a run to save and stop
 MAX_VALUE, MAX_NAME = 40, 200  # characters of one value, and of the whole name of a job's directory
+GRID = f"{BasicSweeper.__module__}.{BasicSweeper.__name__}"  # Hydra's sweeper, which runs all combinations of values
 COUNT = "NMT_SWEEP_JOBS"  # environment variable with the number of jobs, which worker processes inherit
 PARENT = os.getppid()  # id of the parent process, which for a worker of the parallel launcher is the sweep
 BUSY = threading.Event()  # set while this process runs a job
@@ -55,7 +58,8 @@ class NameJobs(Callback):
         if config.hydra.launcher.get("n_jobs") and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
             signal.signal(signal.SIGINT, partial(_interrupt_after_saving, directory))
         varied, count = _varied(config)
-        if reason := _refusal(config, directory, varied, count):
+        grid = config.hydra.sweeper._target_ == GRID
+        if reason := _refusal(config, directory, varied, count) or (grid and _refused_jobs(config, varied)):
             log.error("nmt-train: error: %s", reason)  # Hydra would turn an exception into a warning
             sys.exit(2)
         _started[:] = [(directory, not directory.exists())]
@@ -65,7 +69,7 @@ class NameJobs(Callback):
         os.environ[COUNT] = str(config.hydra.sweeper.get("n_trials") or count)
         hydra_overrides = job_overrides(config.hydra, "hydra")
         named = any(override.lstrip("+").startswith("hydra.sweep.subdir=") for override in hydra_overrides)
-        if varied and not named and config.hydra.sweeper._target_.endswith(".BasicSweeper"):
+        if varied and not named and grid:
             name = f"${{job_name:${{hydra.overrides.task}},{','.join(varied)}}}"
             with open_dict(config):  # Hydra composes the configuration of each job from these overrides
                 config.hydra.overrides.hydra.append(f"hydra.sweep.subdir='{name}'")
@@ -111,6 +115,35 @@ def _refused_values(config: DictConfig, varied: list[str], count: int) -> str | 
         counts = Counter(plain_value(value) for value in override.sweep_string_iterator())
         if repeated := [value for value, count in counts.items() if count > 1]:
             return f"{key}: the sweep has the value {format_value(repeated[0])} several times; name each value once"
+    return None
+
+
+def _refused_jobs(config: DictConfig, varied: list[str]) -> str | None:
+    """Compose the configurations of the jobs, and warn of those that are refused: their jobs will fail.
+
+    Returns the first error message if all are refused, else None. Each seed, and each combination of other values, is
+    tried in one job only.
+    """
+    messages: dict[str, str] = {}  # of refused jobs, by their values
+    tried: set[tuple[str, ...]] = set()
+    accepted = False
+    (jobs,) = BasicSweeper.split_arguments([*_parsed(config).values()], None)
+    log.info("checking the configurations of %d jobs", len(jobs))
+    for job in jobs:
+        seed, others = (tuple(word for word in job if word.startswith("seed=") == which) for which in (True, False))
+        if tried.issuperset((seed, others)):
+            continue
+        tried |= {seed, others}
+        try:
+            compose("train", TrainConfig, job, auto_size="small")
+            accepted = True
+        except UserError as error:
+            words = {word.partition("=")[0].lstrip("+"): word for word in job}
+            messages[" ".join(words[key] for key in varied)] = str(error)
+    if not accepted:
+        return next(iter(messages.values()))
+    for values, message in messages.items():
+        log.warning("%s: will fail: %s", values, message.partition("\n")[0])
     return None
 
 

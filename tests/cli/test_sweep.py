@@ -93,6 +93,9 @@ def test_failed_jobs_are_recorded_and_the_others_go_on_and_are_compared(
         ("attention-none_hidden-32", "finished"),
         ("attention-none_hidden-48", "finished"),
     ]
+    announced = done.stderr.partition("job 1 of 4")[0]
+    assert announced.count("will fail") == 1
+    assert "attention=luong_dot decoder.hidden=48: will fail: attention.score.kind=dot needs states" in announced
     errors = [line for line in done.stderr.splitlines() if ": error: " in line]
     assert len(errors) == 1
     assert "attention-luong_dot_hidden-48: attention.score.kind=dot needs states" in errors[0]
@@ -165,6 +168,23 @@ def test_a_value_that_is_named_twice_is_refused(tmp_path: Path) -> None:
     message = "attention: the sweep has the value none several times; name each value once"
     assert done.stderr == f"nmt-train: error: {message}\n"
     assert not (tmp_path / "sweep").exists()
+
+
+def test_a_sweep_without_a_possible_job_is_refused(tmp_path: Path) -> None:
+    done = sweep(tmp_path, "attention=none", "training.guided_alignment=1,2", "seed=1,2", status=2)
+    message = "training.guided_alignment=1.0 needs an attention, but attention.kind=none; set it to 0"
+    assert done.stderr.splitlines()[-1] == f"nmt-train: error: {message}"
+    assert not (tmp_path / "sweep").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.system
+def test_each_seed_of_a_sweep_is_checked_before_its_first_job(tmp_path: Path) -> None:
+    done = sweep(tmp_path, "attention=none", "seed=1,x", status=2)
+    announced, _, jobs = done.stderr.partition("job 1 of 2")
+    assert "seed=x: will fail: seed=x: input should be a valid integer" in announced
+    assert "seed-x: failed: seed=x: input should be a valid integer" in jobs
+    assert [row["status"] for row in table(tmp_path)] == ["finished", "failed"]
 
 
 @pytest.mark.parametrize("name", ["multirun.yaml"])
