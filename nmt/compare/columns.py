@@ -168,7 +168,7 @@ def power(comparison: Comparison) -> str:
     spread = f" (the median; {show(min(sizes))} to {show(max(sizes))})" if len(sizes) > 1 else ""
     base = "between two systems" if comparison["baseline"] is None else f"to {comparison['baseline']}"
     text = f"Detects a difference {base} of {show(median(sizes))} {name} with 80 %{spread}."
-    if any(row["seeds_needed"] is None for row in rows):
+    if not any(system["seeds"][1:] for system in comparison["systems"]):
         text += (
             " No system has a second seed, so that p and intervals contain only the variance between sentences: other "
             "seeds may differ more."
@@ -182,6 +182,12 @@ def notes_on_scores(comparison: Comparison) -> str:
     metric = NAMES[comparison["metric"]]
     reference = "the other system" if comparison["baseline"] is None else comparison["baseline"]
     groups = " Systems without a common letter differ." if comparison["baseline"] is None else ""
+    chosen = ""
+    if comparison["comparisons"] > len(comparison["differences"]):
+        chosen = (
+            f" {reference} is the baseline because it has the best score, and part of its lead is chance: p is "
+            "corrected for that, intervals and raw p are not."
+        )
     return (
         "BLEU, chrF and COMET: higher is better; TER and AER: lower is better. BLEU of so many words: of the fifth of "
         "the test set with the longest sources. Scores are means over the seeds. ± "
@@ -191,12 +197,12 @@ def notes_on_scores(comparison: Comparison) -> str:
         f"raw p: probability of a difference in {metric} from {reference} at least this large if both systems were "
         "equally good, by a t test with both variances; if no system has several seeds, the larger p of paired "
         f"bootstrap ({samples:,} samples) and paired approximate randomisation ({trials:,} trials). p: the same, "
-        f"corrected for {comparison['comparisons']} comparisons by Holm's method; * below {SIGNIFICANT}.{groups} "
-        "p, stratified: by stratified approximate randomisation, for these runs alone, not corrected. detects: the "
-        "difference found with a probability of about 80 %. seeds needed: the seeds of every system with which a "
-        "difference such as the observed one is found with about 80 %; inf: more seeds alone are not enough, the test "
-        "set is too small. Single runs are tested against the baseline's run of the same seed between sentences "
-        "alone, not corrected."
+        f"corrected for {comparison['comparisons']} comparisons by Holm's method; * below {SIGNIFICANT}.{groups}"
+        f"{chosen} p, stratified: by stratified approximate randomisation, for these runs alone, not corrected. "
+        "detects: the difference found with a probability of about 80 %. seeds needed: the seeds of every system with "
+        "which a difference such as the observed one is found with about 80 %; inf: more seeds alone are not enough, "
+        "the test set is too small. Single runs are tested against the baseline's run of the same seed between "
+        "sentences alone, not corrected."
     )
 
 

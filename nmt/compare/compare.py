@@ -30,6 +30,7 @@ from nmt.evaluate.significance import (
     difference,
     half_width,
     holm,
+    least_p,
     letters,
     mean_of_seeds,
     paired_bootstrap,
@@ -84,10 +85,13 @@ def group(entries: Sequence[Entry]) -> list[System]:
     groups: dict[Hashable, list[Entry]] = {}
     for entry in entries:
         members = groups.setdefault(entry.config or (entry.name,), [])
-        if twin := next((e for e in members if (e.seed, e.hypotheses) == (entry.seed, entry.hypotheses)), None):
+        if (twin := next((member for member in members if _are_dependent(member, entry)), None)) is None:
+            members.append(entry)
+        elif entry.hypotheses == twin.hypotheses:
             log.warning("%s repeats %s: left out", entry.name, twin.name)
         else:
-            members.append(entry)
+            reason = "has the configuration and the seed of %s, so the two are not independent"
+            log.warning(f"%s {reason}: left out", entry.name, twin.name)
     systems = [sorted(members, key=lambda entry: (entry.seed or 0, entry.name)) for members in groups.values()]
     choices = [members[0].choices for members in systems if members[0].choices]
     # `varied` are the keys that differ between systems, without paths that differ within a system.
@@ -102,6 +106,11 @@ def group(entries: Sequence[Entry]) -> list[System]:
         System(name if names.count(name) == 1 else f"{name} ({members[0].name})", members)
         for name, members in zip(names, systems, strict=True)
     ]
+
+
+def _are_dependent(a: Entry, b: Entry) -> bool:
+    """Have two runs of a system the same seed and, for instance, the same run to start from?"""
+    return a.seed == b.seed and not any(_differ(key, (a.choices, b.choices)) for key in PATH_KEYS)
 
 
 def _differ(key: str, choices: Iterable[Mapping[str, Any]]) -> bool:
@@ -231,8 +240,7 @@ class Field:
         for (system, base), effect, dealt in zip(pairs, effects, stratified, strict=True):
             p_raw = effect.p_value
             if not self._seeds.freedom:
-                paired = self._paired_tests(system.entries[0], base.entries[0], [self.ranking.metric])
-                p_raw = max(p for test in paired for p in test.values())
+                p_raw = self._paired_p(system.entries[0], base.entries[0])
             rows.append(
                 {
                     "system": system.name,
@@ -293,6 +301,15 @@ class Field:
             gain = self.score(entry, metric) - self.score(base, metric)
             bootstrap[metric] = paired_bootstrap(samples[self._rows[base.name]], samples[self._rows[entry.name]], gain)
         return bootstrap, self.resampling.paired_randomisation(base_output, output)
+
+    def _paired_p(self, entry: Entry, base: Entry) -> float:
+        """Return the largest p of both paired tests and of the fewest sentences that an exact test needs."""
+        metric = self.ranking.metric
+        tests = self._paired_tests(entry, base, [metric])
+        return max(
+            least_p(self.outputs[base.name][metric], self.outputs[entry.name][metric]),
+            *(test[metric] for test in tests),
+        )
 
     def _stratified(self, pairs: Sequence[tuple[System, System]]) -> list[float]:
         metric, numbers = self.ranking.metric, {system.name: row for row, system in enumerate(self.systems)}

@@ -33,6 +33,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import truediv
 from string import ascii_letters
 from typing import Self
 
@@ -179,6 +180,16 @@ def paired_bootstrap(baseline: Floats, scores: Floats, observed: float) -> float
     return _p_value(differences - differences.mean(), observed)
 
 
+def least_p(baseline: Statistics, output: Statistics) -> float:
+    """Compute the smallest p value of an exact paired randomisation test of two outputs (N, k).
+
+    Of the 2^d exchanges of d sentences whose statistics differ, two give a difference of the observed size: none and
+    all of them.
+    """
+    differing = int((np.asarray(baseline) != np.asarray(output)).any(1).sum())
+    return min(1.0, 2.0 ** (1 - differing))
+
+
 def _p_value(differences: Floats, observed: float) -> float:
     """Compute the p value (1 + e) / (1 + R), where e of R resampled differences exceed the observed difference.
 
@@ -276,9 +287,9 @@ class Effect:
         """Estimate how many seeds of all systems make a true difference of size `value` detectable at this level.
 
         Returns infinity if even MAX_SEEDS are too few, which means that the test set is too small. Returns None if the
-        variance between seeds is unknown.
+        variance between seeds is unknown, or if `value` is 0.
         """
-        if not self.seeds.freedom:
+        if not self.seeds.freedom or abs(self.value) <= ROUNDING:
             return None
         counts = range(2, MAX_SEEDS + 1)
         index = bisect_left(counts, True, key=lambda count: self._detectable_with(count, level) <= abs(self.value))
@@ -331,12 +342,11 @@ def _effect(
     seeds: SeedVariance,
 ) -> Effect:
     """Split the variance of an effect: `of_sentences` is the effect's variance over bootstrap samples."""
-    between = [seeds.of_system(scores) for scores in systems]
-    reducible = sum(variance / len(scores) for variance, scores in zip(between, systems, strict=True))
-    unshared = sum(
-        (_unshared_variance(block) if len(block) > 1 else seeds.of_sentences) / len(block) for block in blocks
-    )
-    return Effect(value, sum(between), reducible, max(of_sentences - unshared, 0.0), seeds, sentences)
+    unshared = [_unshared_variance(block) if len(block) > 1 else seeds.of_sentences for block in blocks]
+    between = [max(seeds.of_system(scores), least) for scores, least in zip(systems, unshared, strict=True)]
+    counts = [len(scores) for scores in systems]
+    reducible, contained = (sum(map(truediv, variances, counts)) for variances in (between, unshared))
+    return Effect(value, sum(between), reducible, max(of_sentences - contained, 0.0), seeds, sentences)
 
 
 def _variance(scores: Sequence[float]) -> float:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from made_runs import REFERENCES, SOURCES, make_run, worsened
 
+from nmt.compare.columns import notes_on_scores, power
 from nmt.compare.compare import compare, group
 from nmt.compare.entry import Entry, HeldOut, Training, Validation, read_run
 from nmt.config.errors import UserError
@@ -164,6 +165,29 @@ def test_the_best_is_chosen_by_its_scores_so_p_is_corrected_for_all_pairs() -> N
         assert row["p_raw"] == other["p_raw"]
         assert row["p"] <= other["p"]
     assert named["systems"][3]["p"] < chosen["systems"][3]["p"]
+
+
+def test_only_a_baseline_chosen_by_its_score_makes_raw_p_too_small() -> None:
+    assert "part of its lead is chance" in notes_on_scores(compared(FIELD))
+    for baseline in ("best", "all"):
+        assert "chance" not in notes_on_scores(compared(FIELD, baseline=baseline))
+
+
+@pytest.mark.parametrize(("changed", "p"), [(1, 1.0), (3, 0.25), (4, 0.125), (6, 0.03125)])
+def test_a_few_sentences_cannot_be_significant(changed: int, p: float) -> None:
+    lines = [f"{line} x y z" if number < changed else line for number, line in enumerate(REFERENCES)]
+    found = compared([Entry("a", REFERENCES), Entry("b", lines)], baseline="a")
+    assert found["systems"][1]["p"] == pytest.approx(p, abs=0.02)
+    assert found["systems"][1]["p"] >= p
+    assert found["runs"][1]["p_randomisation"] <= p  # as sacreBLEU
+
+
+def test_equal_means_need_no_number_of_seeds() -> None:
+    lines = {("a", 1): worsened(9), ("a", 2): worsened(10), ("b", 1): worsened(10), ("b", 2): worsened(9)}
+    found = compared([Entry(f"{name}{n}", text, n, name, {"attention": name}) for (name, n), text in lines.items()])
+    assert found["differences"][0]["seeds_needed"] is None
+    assert "No system has a second seed" not in power(found)
+    assert "No system has a second seed" in power(compared(entries()[::2]))
 
 
 def test_without_its_seed_in_the_baseline_a_run_meets_the_first() -> None:

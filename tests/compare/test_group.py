@@ -60,8 +60,12 @@ def test_an_output_of_another_system_stands_for_itself() -> None:
     assert names(entry("a"), entry("b", attention="none"), peers[0]) == ["bahdanau", "none", "one"]
 
 
-def test_the_same_run_twice_is_no_second_seed(caplog: pytest.LogCaptureFixture) -> None:
-    one, copy = entry("a"), entry("b")
-    other = Entry("c", ["y"], 1, one.config, one.choices)  # the same seed with another output
-    assert group([one, copy, other]) == [System("bahdanau", [one, other])]
+def test_runs_of_the_same_seed_count_once(caplog: pytest.LogCaptureFixture) -> None:
+    one, copy, second = entry("a"), entry("b"), entry("s", 2)
+    rerun = Entry("c", ["y"], 1, one.config, one.choices)  # as on another machine
+    assert group([one, copy, rerun, second]) == [System("bahdanau", [one, second])]
     assert "b repeats a: left out" in caplog.text
+    assert "c has the configuration and the seed of a, so the two are not independent: left out" in caplog.text
+    tuned = [Entry(name, ["x"], 1, "tuned", {"training.start_from": name}) for name in ("d", "e")]
+    (system,) = group(tuned)
+    assert system.entries == tuned  # they start from different runs

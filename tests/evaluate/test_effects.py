@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
@@ -164,6 +164,17 @@ def test_seeds_that_agree_by_chance_still_differ_by_the_choice_of_sentences() ->
     assert effect.reducible == pytest.approx(0.3 / 2 + 0.3 / 2)
 
 
+def test_each_system_has_its_own_part_from_the_choice_of_sentences() -> None:
+    a, b = [30.0, 30.1], [31.0, 31.2]
+    runs = np.zeros((4, 4))
+    runs[:2, :2], runs[2:, 2:] = covariance((2,), shared=0.2, own=0.6), covariance((2,), shared=0.2, own=0.1)
+    blocks = [runs[:2, :2], runs[2:, 2:]]
+    effect = difference(a, b, runs, 1000, SeedVariance.of([a, b], blocks))
+    mean = (0.6 + 0.1) / 2  # larger than the variances of the scores
+    assert effect.reducible == pytest.approx(0.6 / 2 + mean / 2)
+    assert effect.shared == pytest.approx(0.2 + 0.2)
+
+
 def test_one_seed_takes_the_variance_of_the_other_systems() -> None:
     several, single = [30.0, 31.0, 32.0], [28.0]
     effect = compared(single, several, covariance((1, 3), shared=0.2, own=0.3))
@@ -268,6 +279,64 @@ def test_of_twenty_eight_equal_systems_few_are_starred(seeds: tuple[int, ...]) -
     assert stated == pytest.approx(gain, rel=0.15)
     assert found["seeds and sentences"] <= 0.055 * comparisons
     assert found["any star"] <= 0.08 * simulations  # 5 % and 1.4 standard deviations
+
+
+OF_SENTENCES, OF_RUN = 0.05, 0.05  # variance of a score by the sentences: shared by a system's seeds, and of each run
+
+
+class MadeScores:
+    """Equally good systems with normally distributed scores: faster than outputs, for many systems."""
+
+    def __init__(self, rng: np.random.Generator, sds: Sequence[float], seeds: int) -> None:
+        """sds: the standard deviation between seeds of each system, in BLEU; seeds: their number for each system."""
+        shared = math.sqrt(OF_SENTENCES) * rng.standard_normal((len(sds), 1))
+        spread = np.sqrt(np.square(sds) + OF_RUN)[:, None]
+        self.scores = (shared + spread * rng.standard_normal((len(sds), seeds))).tolist()
+        self.pair = covariance((seeds, seeds), OF_SENTENCES, OF_RUN)
+        self.seeds = SeedVariance.of(self.scores, [self.pair[:seeds, :seeds]] * len(sds))
+
+    def effect(self, a: int, b: int) -> Effect:
+        return difference(self.scores[a], self.scores[b], self.pair, 1000, self.seeds)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [2, 3])
+def test_intervals_and_raw_p_of_a_baseline_chosen_by_its_score_are_too_optimistic(seeds: int) -> None:
+    rng, systems, simulations = np.random.default_rng(1), 28, 500
+    found: Counter[str] = Counter()
+    for _ in range(simulations):
+        made = MadeScores(rng, rng.uniform(0.3, 0.6, systems).tolist(), seeds)
+        best = int(np.argmax(np.mean(made.scores, 1)))
+        pairs = {pair: made.effect(*pair) for pair in combinations(range(systems), 2)}
+        corrected = dict(zip(pairs, holm([effect.p_value for effect in pairs.values()]), strict=True))
+        of_best = [pair for pair in pairs if best in pair]
+        found["covered"] += sum(abs(pairs[pair].value) < pairs[pair].half_width for pair in of_best)
+        found["all pairs"] += min(corrected[pair] for pair in of_best) < SIGNIFICANT
+        found["27 pairs"] += min(holm([pairs[pair].p_value for pair in of_best])) < SIGNIFICANT
+    # The printed figures are those of docs/comparison.md.
+    comparisons = {"covered": 27 * simulations}
+    print(seeds, {name: f"{count / comparisons.get(name, simulations):.1%}" for name, count in found.items()})
+    assert found["covered"] < 0.9 * comparisons["covered"]
+    assert found["all pairs"] <= 0.055 * simulations
+    assert found["27 pairs"] > 0.1 * simulations
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("systems", [2, 10])
+@pytest.mark.parametrize("ratio", [3, 10])
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+def test_a_system_with_much_less_stable_seeds_is_starred_too_often(systems: int, ratio: int, seeds: int) -> None:
+    rng, simulations, found = np.random.default_rng(1), 2000, Counter[str]()
+    for _ in range(simulations):
+        made = MadeScores(rng, [0.3 * ratio, *[0.3] * (systems - 1)], seeds)
+        starred = made.effect(0, 1).p_value < SIGNIFICANT
+        unstable, *others = np.std(made.scores, 1)
+        found["starred"] += starred
+        found["with an sd that stands out"] += starred and unstable > 2 * max(others)
+    print(systems, ratio, seeds, {name: f"{count / simulations:.1%}" for name, count in found.items()})
+    assert found["starred"] <= 0.25 * simulations
+    if ratio == 10:
+        assert found["starred"] > 0.03 * simulations
 
 
 def test_holm_multiplies_step_by_step_and_keeps_the_order() -> None:
