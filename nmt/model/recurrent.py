@@ -8,6 +8,7 @@ step then have the dimension D in front.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Self, cast
 
 import torch
@@ -167,11 +168,14 @@ def run_rnn(
     its end; by default all sentences have T positions. start: initial states of one direction; by default zeros.
     layers: the result of `prepare_layers`; by default prepared here, with `residual`.
 
-    A GPU runs torch's own call. A loop runs instead on a CPU, if `lengths` is on a GPU, or for several layers with
-    residual connections. The loop's weight gradients are computed once, after the backward loop.
+    A GPU runs torch's own call. A loop runs instead on a CPU, if `lengths` is on a GPU, and for several layers with
+    residual connections, or with dropout but without `lengths`. The loop's weight gradients are computed once, after
+    the backward loop.
     """
     packs = lengths is None or lengths.device.type == "cpu"
-    if inputs.device.type != "cpu" and packs and not (residual and rnn.num_layers > 1):
+    # A call without `lengths` may be recorded as a CUDA graph, but cuDNN moves its dropout state when torch is seeded.
+    drops = lengths is None and rnn.training and rnn.dropout > 0
+    if inputs.device.type != "cpu" and packs and not (rnn.num_layers > 1 and (residual or drops)):
         return _run_torch(rnn, inputs, lengths, start)
     order = None if lengths is None else _Order(lengths, inputs)
     final = RecurrentState((), ())
@@ -252,6 +256,15 @@ def _last(states: Tensor, order: _Order) -> tuple[Tensor, ...]:
 def _run_torch(
     rnn: Recurrent, inputs: Tensor, lengths: Tensor | None, start: RecurrentState | None
 ) -> tuple[Tensor, RecurrentState]:
+    """Run torch's own call. In a context of autocast to bf16, it computes in float32 and returns bf16.
+
+    Autocast would let cuDNN compute in float16 instead, and gradients of an unscaled loss can be too small for float16.
+    """
+    kind = inputs.device.type
+    if torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.bfloat16:
+        with torch.autocast(kind, enabled=False):
+            outputs, last = _run_torch(rnn, inputs.float(), lengths, start)
+        return outputs.bfloat16(), RecurrentState(*(tuple(state.bfloat16() for state in part) for part in last))
     packed: Tensor | PackedSequence = inputs
     if lengths is not None:
         packed = pack_padded_sequence(inputs, lengths, batch_first=True, enforce_sorted=False)
@@ -259,12 +272,25 @@ def _run_torch(
     if start is not None:
         hidden, *cell = (torch.stack(part).to(inputs.dtype) for part in start if part)
         initial = (hidden, *cell) if cell else hidden
-    outputs, final = rnn(packed, initial)
+    with _without_useless_dropout(rnn):
+        outputs, final = rnn(packed, initial)
     if lengths is not None:
         outputs, _ = pad_packed_sequence(outputs, batch_first=True, total_length=inputs.shape[1])
     D = 2 if rnn.bidirectional else 1
     parts = [part[-D:].unbind(0) for part in (final if isinstance(final, tuple) else (final,))]
     return outputs, RecurrentState(parts[0], parts[1] if len(parts) > 1 else ())
+
+
+@contextmanager
+def _without_useless_dropout(rnn: Recurrent) -> Iterator[None]:
+    """Set the dropout of a single layer to 0: torch has no use for it, but cuDNN would prepare random numbers."""
+    dropout = rnn.dropout
+    if rnn.num_layers == 1:
+        rnn.dropout = 0.0
+    try:
+        yield
+    finally:
+        rnn.dropout = dropout
 
 
 class UpperLayers(nn.Module):

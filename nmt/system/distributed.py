@@ -206,6 +206,8 @@ class GradientSum:
         self._sums = torch.zeros(sum(sizes) + self.NUMBERS, device=parameters[0].device)
         *parts, self._numbers = torch.split(self._sums, [*sizes, self.NUMBERS])
         self._parts = [part.view_as(parameter) for part, parameter in zip(parts, parameters, strict=True)]
+        with _connected():
+            dist.all_reduce(self._sums)  # NCCL takes its memory at the first sum: now, before activations fill the GPU
 
     @torch.no_grad()
     def __call__(self, numbers: Sequence[Tensor | float], counts: bool) -> Tensor:

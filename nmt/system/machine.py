@@ -9,6 +9,7 @@ the same.
 """
 
 import ctypes
+import gc
 import math
 import os
 import platform
@@ -147,8 +148,8 @@ def tune_memory() -> None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Is this an out-of-memory error of torch, NumPy or Python?"""
-    messages = ("out of memory", "can't allocate memory", "not enough memory")
+    """Is this an out-of-memory error of torch (also of cuBLAS or cuDNN), NumPy or Python?"""
+    messages = ("out of memory", "can't allocate memory", "not enough memory", "STATUS_ALLOC_FAILED")
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError) and any(message in str(error) for message in messages)
     )
@@ -156,6 +157,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def release_memory() -> None:
     """Give the cached GPU memory of torch back to the system: it may be too fragmented for a large tensor."""
+    gc.collect()  # tensors that only reference cycles keep
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 

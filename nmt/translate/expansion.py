@@ -171,32 +171,42 @@ class RecordedSteps(Expansion, Generic[StateT]):
     drops_ended = False
 
     def __init__(self, batch: SearchBatch[StateT], beam_size: int, recorder: Recorder) -> None:
-        forced, device = torch.from_numpy(batch.limits.forced_tokens(batch.symbols.eos)), batch.device
-        self._batch, self._beam_size, self._recorder = batch, beam_size, recorder
-        self._sentences, self._steps = len(batch.limits.max_lengths), len(forced)
+        self._sentences = len(batch.limits.max_lengths)
         self._scores = torch.zeros(self._sentences)  # (N,) on the CPU, as `follow` received them
-        # On the device: the number of the next step, the tokens that must follow at each step, and the banned tokens.
-        self._now = torch.zeros((), dtype=torch.int64, device=device)
-        self._forced = forced.to(device, non_blocking=True)
-        self._banned = torch.tensor(batch.symbols.banned, dtype=torch.int64).to(device, non_blocking=True)
-        self._results = self._run()
+        # The iterator refers to the steps, but they do not refer to it: the end of the search frees both at once.
+        self._steps = _DeviceSteps(batch, beam_size, recorder)
+        self._results = self._steps.run()
 
     def expand(self, now: int, active: Sequence[int]) -> Expanded:
         packed, weights = next(self._results)
         width = len(self._scores) // self._sentences
-        return Expanded(Candidates.of(packed, width, self._columns), self._scores, weights)
+        return Expanded(Candidates.of(packed, width, self._steps.columns), self._scores, weights)
 
     def follow(self, live: Candidates, remaining: Tensor | None) -> None:
         """Keep the log-probabilities. The device has made the same choice."""
         assert remaining is None
         self._scores = torch.from_numpy(live.log_probs.ravel())
 
-    def _run(self) -> Iterator[tuple[Ids, Tensor | None]]:
+
+class _DeviceSteps(Generic[StateT]):
+    """The steps of `RecordedSteps`, which the device computes ahead of the host."""
+
+    def __init__(self, batch: SearchBatch[StateT], beam_size: int, recorder: Recorder) -> None:
+        forced, device = torch.from_numpy(batch.limits.forced_tokens(batch.symbols.eos)), batch.device
+        self._batch, self._beam_size, self._recorder = batch, beam_size, recorder
+        self._sentences, self._count = len(batch.limits.max_lengths), len(forced)
+        # On the device: the number of the next step, the tokens that must follow at each step, and the banned tokens.
+        self._now = torch.zeros((), dtype=torch.int64, device=device)
+        self._forced = forced.to(device, non_blocking=True)
+        self._banned = torch.tensor(batch.symbols.banned, dtype=torch.int64).to(device, non_blocking=True)
+        self.columns = 0  # V', known after the first step
+
+    def run(self) -> Iterator[tuple[Ids, Tensor | None]]:
         """Compute all steps, and yield the packed candidates (A, C) and the attention weights (N, S) of each."""
         A, symbols, device = self._sentences, self._batch.symbols, self._batch.device
         tokens = torch.full((A,), symbols.bos, device=device)
         beam = Beam(self._batch.state, tokens, torch.zeros(A, 1, device=device))
-        for now in range(self._steps):
+        for now in range(self._count):
             before = beam
             packed, weights, beam = self._recorder.compute(partial(self._step, before))
             yield packed.cpu().numpy(), weights
@@ -208,7 +218,7 @@ class RecordedSteps(Expansion, Generic[StateT]):
         self, beam: Beam[StateT], packed: Tensor, weights: Tensor | None, first: int
     ) -> Iterator[tuple[Ids, Tensor | None]]:
         """Record the step, and launch it for all steps from `first` on. packed, weights: those of the step before."""
-        count = self._steps - first
+        count = self._count - first
         all_packed = packed.new_empty(count, *packed.shape)
         all_weights = None if weights is None else weights.new_empty(count, *weights.shape)
 
@@ -250,18 +260,18 @@ class RecordedSteps(Expansion, Generic[StateT]):
         output = self._batch.step(beam.tokens, beam.state)
         (A, W), K, eos = beam.scores.shape, self._beam_size, self._batch.symbols.eos
         log_probs = self._log_probs(output.logits, W)
-        self._columns = log_probs.shape[1]
+        self.columns = log_probs.shape[1]
         totals = (log_probs.view(A, W, -1) + beam.scores[:, :, None]).flatten(1)
         packed = pack_top(totals, min(2 * K, totals.shape[1]))
         values, positions = unpack(packed)
         # As in `Selection.choose`: the best candidates without eos stay live.
-        ends = positions % self._columns == eos
+        ends = positions % self.columns == eos
         order = torch.arange(packed.shape[1], device=packed.device) + ends * packed.shape[1]
         order = order.topk(min(K, packed.shape[1]), largest=False).indices
         scores = values.masked_fill(ends, -math.inf).gather(1, order)
         positions = positions.gather(1, order)
-        rows = positions // self._columns + torch.arange(0, A * W, W, device=packed.device)[:, None]
-        tokens = (positions % self._columns).masked_fill(scores == -math.inf, eos)
+        rows = positions // self.columns + torch.arange(0, A * W, W, device=packed.device)[:, None]
+        tokens = (positions % self.columns).masked_fill(scores == -math.inf, eos)
         state = output.state.branch(rows.flatten(), None)
         self._now += 1
         return packed, output.weights, Beam(state, tokens.flatten(), scores)

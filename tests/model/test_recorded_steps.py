@@ -1,6 +1,8 @@
 """Recorded steps of beam search give the same hypotheses, with a stand-in for CUDA graphs that computes on the CPU."""
 
+import gc
 import logging
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -130,6 +132,18 @@ def test_an_error_for_want_of_memory_is_raised() -> None:
     with pytest.raises(torch.OutOfMemoryError):
         search(batch_of({"attention": attention("dot")}), recorder)
     assert recorder.usable
+
+
+def test_the_end_of_a_search_frees_its_batch() -> None:
+    batch = batch_of({"attention": attention("dot")})
+    memory = weakref.ref(batch.state.source.memory.values)
+    gc.disable()
+    try:
+        search(batch, Repeating())
+        del batch
+        assert memory() is None  # no reference cycle keeps it
+    finally:
+        gc.enable()
 
 
 def test_only_plain_searches_are_recorded() -> None:

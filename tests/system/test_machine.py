@@ -11,7 +11,7 @@ import torch
 
 from nmt.config.errors import UserError
 from nmt.system import machine as module
-from nmt.system.machine import Machine
+from nmt.system.machine import Machine, is_out_of_memory
 
 
 def test_auto_finds_something_that_exists() -> None:
@@ -62,7 +62,7 @@ def test_memory_that_large_tensors_free_is_kept() -> None:
     """Otherwise each update would have a page fault for each page of its large tensors."""
     code = """
 import resource, torch
-from nmt.system.machine import tune_memory
+from nmt.system.machine import tune_memory, is_out_of_memory
 def faults():
     tensors = [torch.empty(size * 2**18).fill_(1.0) for size in (2, 8, 31, 64)]
     del tensors
@@ -116,3 +116,18 @@ def test_each_process_of_a_machine_takes_a_gpu(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(UserError, match=r"device=cuda: this machine has fewer GPUs \(2\) than processes"):
         Machine.choose("cuda", "fp32", None)
     assert Machine.choose("cpu", "fp32", None).device == torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("[enforce fail] can't allocate memory: 99"), True),
+        (MemoryError(), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_failed_allocations_are_recognised(error: Exception, expected: bool) -> None:
+    assert is_out_of_memory(error) == expected
