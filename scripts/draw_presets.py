@@ -1,6 +1,6 @@
 """Train every attention preset on the demo corpus and draw the pictures of the documentation.
 
-python scripts/draw_presets.py SWEEP OUTPUT [--presets NAME ...] [OVERRIDE ...]
+python scripts/draw_presets.py SWEEP OUTPUT [OVERRIDE ...] [--presets NAME ...]
 
 Writes OUTPUT/NAME.png for each preset (the attention over one sentence; for `none` the gradients), OUTPUT/gradients.png
 (the gradients of `bahdanau` over the same sentence) and OUTPUT/length.png (BLEU by sentence length). The runs are one

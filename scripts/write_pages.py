@@ -377,11 +377,11 @@ def preset_parts(root: Path, preset: str) -> str:
 
 
 def preset_figures(root: Path, preset: str) -> str:
-    """Return the header and a preset's row of the table in docs/results/demo.md. Raises ValueError without a row."""
+    """Return the header and a preset's row of the table in docs/results/demo.md, or a sentence if it has no row."""
     lines = (root / "docs" / "results" / "demo.md").read_text(encoding="utf-8").splitlines()
     row = next((number for number, line in enumerate(lines) if re.match(rf"\| `{preset}`[^|]* \|", line)), None)
     if row is None:
-        raise ValueError(f"docs/results/demo.md has no row of {preset}")
+        return "The results on the demo corpus do not contain this preset yet."
     header = max(number for number in range(row) if lines[number].startswith("|---")) - 1
     return "\n".join([lines[header], lines[header + 1], lines[row]])
 
@@ -498,12 +498,20 @@ def filled(root: Path, path: Path) -> str:
     return SECTION.sub(section, path.read_text(encoding="utf-8"))
 
 
+def preset_pages(root: Path) -> list[Path]:
+    """List the page of each preset. Exits with a message if a page is missing."""
+    presets = sorted((root / "configs" / "attention").glob("*.yaml"))
+    files = [root / "docs" / "attention" / path.with_suffix(".md").name for path in presets]
+    for path in files:
+        if not path.is_file():
+            sys.exit(f"{path.relative_to(root)}: is missing; each preset has a page, see CONTRIBUTING.md")
+    return files
+
+
 def written_pages(root: Path) -> dict[Path, str]:
     """Return the text of each file that this script writes."""
     reference = {root / "docs" / "configuration" / name: text for name, text in pages(root / "configs").items()}
-    presets = sorted((root / "configs" / "attention").glob("*.yaml"))
-    others = [root / "docs" / "attention" / path.with_suffix(".md").name for path in presets]
-    others += [root / "README.md", *(root / "docs" / f"{page}.md" for page in FILLED)]
+    others = [*preset_pages(root), root / "README.md", *(root / "docs" / f"{page}.md" for page in FILLED)]
     return reference | {path: filled(root, path) for path in others}
 
 

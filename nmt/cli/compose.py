@@ -198,8 +198,9 @@ def _refuse_choice_as_value(override: Override) -> None:
     group = key.removesuffix(".kind").replace(".", "/")
     is_group = "." in key and (config_dir() / group).is_dir()
     if is_group and not override.is_delete() and not isinstance(override.value(), dict):
-        line = format_value(override.input_line)
-        raise UserError(f"{line}: a choice sets several values; write {group}={format_value(value)}")
+        line, names = format_value(override.input_line), [path.stem for path in (config_dir() / group).glob("*.yaml")]
+        choice = value if value in names else f"CHOICE{nearest(value, names)}"
+        raise UserError(f"{line}: a choice sets several values; write {group}={choice}")
 
 
 def _warn_of_repeated(overrides: Sequence[Override]) -> None:

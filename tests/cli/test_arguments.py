@@ -143,6 +143,7 @@ def test_the_environment_says_where_the_cache_is(
         ("--ifno", "--ifno; did you mean '--info'"),
         ("--experimental-rerun=x", "run=DIR"),
         ("attention.score=dot", "attention.score=dot: a choice sets several values; write attention/score=dot"),
+        ("attention.score=aditive", "; write attention/score=CHOICE; did you mean 'additive'?"),
         ("+optimizer.kind=sgd", "+optimizer.kind=sgd: a choice sets several values; write optimizer=sgd"),
         ("run=[a,b]", "run=['a', 'b']: run= resumes one run"),
         ("run=. hydra.run.dir=b", "hydra.run.dir=b: run= resumes in the run's own directory"),

@@ -108,6 +108,28 @@ def test_the_table_of_presets_is_complete() -> None:
     assert sorted(name for name, _ in rows) == PRESETS
 
 
+def test_a_preset_without_page_or_figures_is_named(tmp_path: Path) -> None:
+    (tmp_path / "configs" / "attention").mkdir(parents=True)
+    (tmp_path / "configs" / "attention" / "new.yaml").touch()
+    with pytest.raises(SystemExit, match=r"^docs/attention/new\.md: is missing; each preset has a page"):
+        write_pages.preset_pages(tmp_path)
+    assert "do not contain this preset" in write_pages.preset_figures(ROOT, "new")
+    assert "no finished run of this preset" in write_pages.board_row(ROOT, "new")
+
+
+def test_the_number_of_presets_is_said() -> None:
+    assert len(PRESETS) == 28, "correct README.md, docs/index.md and docs/comparison.md (84 runs) as well"
+
+
+def test_the_table_of_parts_is_complete() -> None:
+    text = (ROOT / "docs" / "attention" / "index.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `((?:attention|encoder)/\w+)`.*? \| (.*) \|$", text, re.M))
+    assert len(rows) == 7
+    for group, choices in rows.items():
+        names = {path.stem for path in (ROOT / "configs" / group).glob("*.yaml")}
+        assert set(re.findall(r"`(\w+)`", choices)) == names, group
+
+
 def test_the_reference_has_every_value_with_its_type() -> None:
     reference = write_pages.pages(ROOT / "configs")
     text = "\n".join(page for name, page in reference.items() if name != "hydra.md")

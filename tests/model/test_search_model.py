@@ -4,16 +4,22 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import TINY, values_of
 from small_models import BOS, EOS, LENGTHS, PAD, SOURCE, TARGET, V, attention, model_of
 from test_model import COMBINATIONS, EVERY, label
 from torch import Tensor
 
+from nmt.config.compose import config_dir, validated
+from nmt.config.schema import TrainConfig
+from nmt.model.build import build_model
+from nmt.model.seq2seq import Seq2Seq
 from nmt.ops.layers import FloatWeight, Weight, pack
 from nmt.translate import prepared_model as search_model
 from nmt.translate.prepared_model import SearchModel
 from nmt.translate.search import Limits, Symbols
 
 SYMBOLS, LIMITS = Symbols(BOS, EOS, (PAD, BOS)), Limits(1, [9, 6, 8])
+PRESETS = sorted(path.stem for path in (config_dir() / "attention").glob("*.yaml"))
 CPU = torch.device("cpu")
 
 
@@ -34,7 +40,10 @@ class Bounded:
 
 
 def assert_same_steps(changes: dict[str, Any], hypotheses: int) -> None:
-    model = model_of(**changes)
+    assert_equal_steps(model_of(**changes), hypotheses)
+
+
+def assert_equal_steps(model: Seq2Seq, hypotheses: int) -> None:
     prepared = SearchModel(model, hypotheses, unpacked)
     own, state = model.encode(SOURCE, LENGTHS), prepared.encode(SOURCE, LENGTHS)
     for t in range(TARGET.shape[1]):
@@ -48,6 +57,12 @@ def assert_same_steps(changes: dict[str, Any], hypotheses: int) -> None:
 @pytest.mark.parametrize("changes", EVERY, ids=label)
 def test_steps_equal_the_models_own(changes: dict[str, Any]) -> None:
     assert_same_steps(changes, hypotheses=2)  # 2 hypotheses share a projected memory
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_steps_of_every_preset_equal_the_models_own(preset: str) -> None:
+    config = validated(TrainConfig, values_of("train", [*TINY, f"attention={preset}"]))
+    assert_equal_steps(build_model(config, V, V, (PAD, PAD)).double().eval(), hypotheses=2)
 
 
 @pytest.mark.parametrize("changes", COMBINATIONS[::11], ids=label)
