@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
 from omegaconf import OmegaConf
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
@@ -99,10 +100,18 @@ def merge_search(trained: schema.Search, changes: Mapping[str, Any]) -> schema.S
     """Return a run's search settings with the changes that are not None. Raises UserError for a wrong value."""
     changes = {key: value for key, value in changes.items() if value is not None}
     values = trained.model_dump()
-    if changes.get("kind", trained.kind) != trained.kind:  # keep only the values common to all search methods
-        values = {key: value for key, value in values.items() if key in schema.SearchLimits.model_fields}
+    if (kind := changes.get("kind", trained.kind)) != trained.kind:
+        shared = {key: value for key, value in values.items() if key in schema.SearchLimits.model_fields}
+        values = _search_defaults(str(kind)) | shared
     search: schema.Search = validated_union(schema.Search, {**values, **changes}, "search")
     return search
+
+
+def _search_defaults(kind: str) -> dict[str, Any]:
+    """Read the values of a search method in configs/search; {} if there is none of this kind."""
+    files = {path.stem: path for path in (config_dir() / "search").glob("*.yaml")}
+    values = yaml.safe_load(files[kind].read_text(encoding="utf-8")) if kind in files else {}
+    return {key: value for key, value in values.items() if key != "defaults"}
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -167,7 +167,7 @@ class Table(Source):
         self.files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
 
     def __iter__(self) -> Iterator[Pair]:
-        pairs = _pairs(reading.read_table(self.path, self.header), self.columns)
+        pairs = _pairs(reading.read_table(self.path, self.columns, self.header), self.columns)
         return (pair._replace(source=_tagged(self.tag, pair.source)) for pair in pairs) if self.tag else pairs
 
 
@@ -178,15 +178,17 @@ class HubSplit(Source):
         self.config, self.split, self.name = config, split, f"{config.id} ({split})"
 
     def __iter__(self) -> Iterator[Pair]:
-        return _pairs(self._rows(), (self.config.source_column, self.config.target_column))
+        columns = self.config.source_column, self.config.target_column
+        return _pairs(self._rows(columns), columns)
 
-    def _rows(self) -> Iterator[reading.Row]:
+    def _rows(self, columns: tuple[str, str]) -> Iterator[reading.Row]:
         datasets = reading.import_datasets()
         config = self.config
         if not reading.hub_answers(config.id):
             datasets.config.HF_HUB_OFFLINE = True  # `datasets` then reads what it downloaded before
         try:
             rows = datasets.load_dataset(config.id, config.name, split=self.split, revision=config.revision)
+            rows = reading.with_columns(rows, columns)
         except Exception as error:  # the hub's client raises many types of exception
             raise UserError(
                 f"data.id={config.id}: split '{self.split}' cannot be loaded from the hub "

@@ -1,13 +1,14 @@
 """Reads lines and table rows of the user's files. Errors name the file and the line."""
 
 import csv
+import glob
 import gzip
 import itertools
 import json
 import logging
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -150,9 +151,12 @@ def table_format(path: Path) -> str | None:
     return TABLES.get(suffixes[-1]) if suffixes else None
 
 
-def read_table(path: Path, header: bool = True) -> Iterator[Row]:
-    """Read the rows of a table, or of a dataset saved to a folder. With `header`, the first row of a .tsv or .csv names
-    the columns; otherwise the columns are named "1", "2", ... Raises UserError that names the broken line."""
+def read_table(path: Path, columns: Sequence[str], header: bool = True) -> Iterator[Row]:
+    """Read the rows of a table, or of a dataset saved to a folder, with at least these columns if it has them.
+
+    With `header`, the first row of a .tsv or .csv names the columns; otherwise they are named "1", "2", ... Raises
+    UserError that names the broken line.
+    """
     kind = "folder" if path.is_dir() else table_format(path)
     if not header and kind not in {"tsv", "csv"}:
         raise UserError(f"data.header=false: {path} names its columns itself; the option is for .tsv and .csv")
@@ -165,7 +169,7 @@ def read_table(path: Path, header: bool = True) -> Iterator[Row]:
         case "csv":
             return _named(path, _csv_rows(path), header)
         case _:
-            return _dataset_rows(path)
+            return _dataset_rows(path, columns)
 
 
 def _named(path: Path, rows: Iterator[tuple[int, list[str]]], has_header: bool) -> Iterator[Row]:
@@ -231,7 +235,7 @@ def _json_object(row: Any, location: str) -> dict[str, Any]:  # noqa: ANN401
     return row
 
 
-def _dataset_rows(path: Path) -> Iterator[Row]:
+def _dataset_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
     datasets = import_datasets()
     try:
         if path.is_dir():
@@ -239,12 +243,22 @@ def _dataset_rows(path: Path) -> Iterator[Row]:
             if isinstance(table, datasets.DatasetDict):
                 raise UserError(f"{path}: holds several splits; give one of them, such as {path}/train")
         else:
-            table = datasets.load_dataset("parquet", data_files=str(path), split="train", streaming=True)
-        yield from ((f"{path}, row {number}", row) for number, row in enumerate(table, 1))
+            files = glob.escape(str(path))
+            table = datasets.load_dataset("parquet", data_files=files, split="train", streaming=True)
+        yield from ((f"{path}, row {number}", row) for number, row in enumerate(with_columns(table, columns), 1))
     except UserError:
         raise
     except Exception as error:  # pyarrow and datasets raise many types of exception for a broken table
         raise UserError(f"{path}: cannot be read as a table ({first_line(error)})") from None
+
+
+def with_columns(table: Any, columns: Sequence[str]) -> Any:  # noqa: ANN401
+    """Leave out the other columns of a dataset, so that pictures and sound are not decoded; keep all if one is missing.
+
+    A name such as translation.en stands for a part of the column `translation`.
+    """
+    names = list(dict.fromkeys(name.partition(".")[0] for name in columns))
+    return table.select_columns(names) if {*names} <= {*(table.column_names or ())} else table
 
 
 def import_datasets() -> Any:  # noqa: ANN401

@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property
-from itertools import permutations
+from itertools import pairwise, permutations
 from pathlib import Path
 from typing import Any, NamedTuple
 from unicodedata import category, normalize
@@ -201,12 +201,14 @@ class Tokenizers(NamedTuple):
     target: Tokenizer
 
     def save(self, directory: Path) -> None:
-        """Write tokenizer.model for a joint vocabulary, otherwise source.model and target.model."""
-        if self.source is self.target:
-            write_atomically(directory / "tokenizer.model", self.source.model)
-        else:
-            write_atomically(directory / "source.model", self.source.model)
-            write_atomically(directory / "target.model", self.target.model)
+        """Write tokenizer.model for a joint vocabulary, otherwise source.model and target.model; remove the others."""
+        joint, source, target = TOKENIZER_FILES
+        models = {joint: self.source} if self.source is self.target else {source: self.source, target: self.target}
+        for name in TOKENIZER_FILES:
+            if name in models:
+                write_atomically(directory / name, models[name].model)
+            else:
+                (directory / name).unlink(missing_ok=True)
 
     @classmethod
     def load(cls, directory: Path, lowercase: bool) -> "Tokenizers":
@@ -219,17 +221,29 @@ class Tokenizers(NamedTuple):
         return cls(source, target)
 
 
-def copy_unknown(pieces: Sequence[str], weights: NDArray[np.float32], source: Sequence[str]) -> str:
-    """Join pieces to text, and replace each "<unk>" by the source piece that has the largest attention weight (Luong et
-    al. 2015, section 4).
+def copy_unknown(pieces: Sequence[str], weights: NDArray[np.float32], source: Sequence[str]) -> list[str]:
+    """Replace each "<unk>" by the source piece that has the largest attention weight (Luong et al. 2015, section 4).
 
-    pieces: (T,); weights: (T, S); source: (S,), the source pieces as `Tokenizer.surfaces` returns them. "</s>" is never
-    copied: if it has all the weight, "<unk>" stays.
+    pieces: (T,); weights: (T, S); source: (S,), the source pieces as `Tokenizer.surfaces` returns them. A lone "▁"
+    counts as part of the piece after it. "</s>" is never copied: if it has all the weight, "<unk>" stays.
     """
-    weights = np.where([piece == END for piece in source], 0.0, weights)
-    copies = [source[row.argmax()] if row.any() else UNKNOWN for row in weights]
-    replaced = [copy if piece == UNKNOWN else piece for piece, copy in zip(pieces, copies, strict=True)]
-    return "".join(piece for piece in replaced if piece != END).replace(WORD_START, " ").strip()
+    weights, candidates = np.where([piece == END for piece in source], 0.0, weights), list(source)
+    for s, (piece, following) in enumerate(pairwise(source)):
+        if piece == WORD_START:
+            candidates[s + 1] = WORD_START + following.removeprefix(WORD_START)
+            weights[:, s + 1] += weights[:, s] if following != END else 0.0
+            weights[:, s] = 0.0
+    copied: list[str] = []
+    for piece, row in zip(pieces, weights, strict=True):
+        copy = candidates[row.argmax()] if piece == UNKNOWN and row.any() else piece
+        after_space = bool(copied) and copied[-1].endswith(WORD_START)
+        copied.append(copy.removeprefix(WORD_START) if copy is not piece and after_space else copy)
+    return copied
+
+
+def join(pieces: Iterable[str]) -> str:
+    """Join the pieces of a line, without "</s>", to its text."""
+    return "".join(piece for piece in pieces if piece != END).replace(WORD_START, " ").strip()
 
 
 def encode_lines(

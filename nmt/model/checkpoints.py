@@ -149,6 +149,9 @@ def load_model(config: schema.TrainConfig, tokenizers: Tokenizers, path: Path) -
         _check_fit(outline, checkpoint, path)
         model = build_unfilled(config, *sizes)
         model.load_state_dict(weights)
+        loaded = model.state_dict()
+        if not all(torch.equal(loaded[name], weight.to(loaded[name].dtype)) for name, weight in weights.items()):
+            raise UserError(f"{path}: {UNFIT}")  # the model ties tables that differ in the checkpoint
         return model, checkpoint
     raise UserError(f"{path}: {UNFIT}")
 

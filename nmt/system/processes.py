@@ -6,12 +6,14 @@ Imports torch only within a function, so that a command's --help does not wait f
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from itertools import islice
 from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Self, TypeVar
@@ -152,6 +154,23 @@ class Workers:
         # Workers inherit this mask and so ignore Ctrl-C, which a terminal sends to all: the main process ends them.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            return self._pool.submit(function, task)
+            with _without_main_module():
+                return self._pool.submit(function, task)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _without_main_module() -> Iterator[None]:
+    """Let processes that start in this context not import the main module.
+
+    A script that calls `nmt.train` outside `if __name__ == "__main__":` would train again in each of them.
+    """
+    main = vars(sys.modules["__main__"])
+    names: list[str] = [name for name in ("__spec__", "__file__") if name in main]
+    hidden = {name: main.pop(name) for name in names}
+    main["__spec__"] = None
+    try:
+        yield
+    finally:
+        main.update(hidden)

@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import time
 from collections.abc import Iterable, Mapping
@@ -187,6 +188,7 @@ class RunDirectory:
             if self.config.exists() and not _differences(load_values(self.config), values, CHANGEABLE_KEYS):
                 start = {**start, **{key: first[key] for key in ("overrides", "choices") if key in first}}
             self.manifest.unlink(missing_ok=True)
+            shutil.rmtree(self.data, ignore_errors=True)  # held-out text of a failed start
         if manifest.get("data", report).get("content") != report["content"]:
             raise UserError(
                 f"{self.path}: the corpus (data.*) or its tokenizer (tokenizer.*) has changed since this run began; "

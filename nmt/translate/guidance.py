@@ -9,6 +9,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypedDict
 from unicodedata import category, normalize
@@ -16,7 +17,7 @@ from unicodedata import category, normalize
 import numpy as np
 
 from nmt.config.errors import UserError, format_value, nearest
-from nmt.data.tokenizer import Tokenizer
+from nmt.data.tokenizer import Tokenizer, join
 from nmt.translate.phrases import Forbidden, occurrences
 from nmt.translate.search import Attend, Guidance
 
@@ -38,7 +39,8 @@ class Controls(TypedDict, total=False):
     """Step -> the source position that has attention weight 1, or the weights of all positions. Steps and positions
     count from 0. The other steps of each translation attend as usual."""
     prefix: str | Sequence[str]
-    """The text, or the pieces, that each translation starts with."""
+    """The text, or the pieces, that each translation starts with. Characters that the tokenizer does not know are an
+    error."""
     prefixes: Sequence[str]
     """For each line, the text that its translation starts with; in place of `prefix`."""
     constraints: Sequence[Sequence[str]]
@@ -77,12 +79,15 @@ def make_guidance(
     tokenizers, forbidden = translator.tokenizers, None
     if phrases := controls.get("forbidden"):
         forbidden = _forbidden(tokenizers.target, tuple(phrases))
-    wanted = [_counted(phrases) for phrases in controls.get("constraints") or [[]] * len(lines)]
+    wanted = [_counted(phrases, tokenizers.target) for phrases in controls.get("constraints") or [[]] * len(lines)]
     if pairs := controls.get("glossary"):
         glossary = _glossary(tuple(pairs.items()), tokenizers.source.lowercase)
         # If constraints and glossary both name a phrase, the larger of its two counts holds.
-        wanted = [counts | _counted(glossary.targets(line)) for counts, line in zip(wanted, lines, strict=True)]
-    starts: Sequence[str | Sequence[str]] = controls.get("prefixes") or [controls.get("prefix", "")] * len(lines)
+        wanted = [
+            counts | _counted(glossary.targets(_read(translator, line, source)), tokenizers.target)
+            for counts, line, source in zip(wanted, lines, sources, strict=True)
+        ]
+    starts: Sequence[str | Sequence[str]] = controls.get("prefixes") or [controls.get("prefix") or ""] * len(lines)
     prefixes, constraints = [], []
     for number, (source, start, counts) in enumerate(zip(sources, starts, wanted, strict=True), first_line):
         prefix, encoded, problems = _encode(translator, source, start, counts, forbidden)
@@ -99,7 +104,7 @@ def make_guidance(
 
 def _check(controls: Controls, lines: int, translator: "Translator") -> None:
     """Raise UserError or TypeError for controls that are wrong or that the search method does not support."""
-    method, constraints, prefix = translator.method, controls.get("constraints") or [], controls.get("prefix", "")
+    method, constraints, prefix = translator.method, controls.get("constraints") or [], controls.get("prefix") or ""
     if (any(constraints) or controls.get("glossary")) and not method.takes_constraints:
         raise UserError(
             f"constraints and glossary need search=beam, but this search is {method.settings.kind}; use search=beam"
@@ -120,7 +125,7 @@ def _encode(
     translator: "Translator",
     source: Sequence[int],
     start: str | Sequence[str],
-    phrases: Mapping[str, int],
+    phrases: Mapping["Phrase", int],
     forbidden: Forbidden | None,
 ) -> tuple[list[int], list[list[int]], list[str]]:
     """Encode a line's prefix and its constraints. Each constraint is listed as often as it must appear.
@@ -136,15 +141,15 @@ def _encode(
         prefix, problems = [], [f"its prefix {_quoted(start)}, which {problem}"]
     room, constraints = max(0, limit - len(prefix) - 1), []
     for phrase, times in phrases.items():
-        tokens = target.encode([phrase])[0][:-1]
+        tokens = list(phrase.tokens)
         if problem := _problem(tokens, target, forbidden):
-            problems.append(f"{_quoted(phrase)}, which {problem}")
+            problems.append(f"{_quoted(phrase.text)}, which {problem}")
             continue
         needed = len(tokens) * max(0, times - occurrences(prefix, tokens, translator.boundary))
         if needed > room:
             after = " after its prefix" if prefix else ""
             reason = f"for which the limit of {limit} tokens (search.max_length, search.max_ratio) leaves no room"
-            problems.append(f"{_quoted(phrase)}, {reason}{after}")
+            problems.append(f"{_quoted(phrase.text)}, {reason}{after}")
             continue
         room -= needed
         constraints += [tokens] * times
@@ -160,8 +165,24 @@ def _problem(tokens: Sequence[int], target: Tokenizer, forbidden: Forbidden | No
     return "holds a forbidden phrase" if forbidden is not None and forbidden.contained(tokens) else None
 
 
-def _counted(phrases: Iterable[str]) -> Counter[str]:
-    return Counter(" ".join(phrase.split()) for phrase in phrases)
+@dataclass(frozen=True)
+class Phrase:
+    """A constraint. Spellings with the same tokens, such as "Chien" and "chien" in lower case, are the same phrase."""
+
+    tokens: tuple[int, ...]
+    text: str = field(compare=False)
+
+
+def _counted(phrases: Iterable[str], target: Tokenizer) -> Counter[Phrase]:
+    texts = [" ".join(phrase.split()) for phrase in phrases]
+    return Counter(Phrase(tuple(tokens[:-1]), text) for tokens, text in zip(target.encode(texts), texts, strict=True))
+
+
+def _read(translator: "Translator", line: str, source: Sequence[int]) -> str:
+    """Return the part of a line that its tokens `source` hold: the model does not read what was cut off."""
+    if len(source) < translator.settings.max_source_length:
+        return line
+    return join(translator.tokenizers.source.surfaces([line])[0][: len(source) - 1])
 
 
 def steer(translator: "Translator", sources: Sequence[list[int]], attend: Attend | None) -> Guidance:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, assert_never
 
 import numpy as np
@@ -25,7 +26,7 @@ from nmt.config import schema
 from nmt.config.compose import merge_search, validated
 from nmt.config.errors import UserError
 from nmt.data.batching import collate
-from nmt.data.tokenizer import Tokenizers, copy_unknown, encode_lines
+from nmt.data.tokenizer import Tokenizers, copy_unknown, encode_lines, join
 from nmt.data.word_alignment import attention_to_links, format_pharaoh, merge_to_words, words
 from nmt.model.checkpoints import load_runs
 from nmt.model.seq2seq import Ensemble, Seq2Seq
@@ -67,6 +68,7 @@ class Translation:
     tokens: list[str]  # pieces of the translation, </s> last
     alignment: NDArray[np.float32] | None  # (T, S) attention weights, a row for each token; None without attention
     token_log_probs: list[float]  # log-probabilities of the tokens; their sum is log_prob
+    text_pieces: list[str]  # pieces of `text`: `tokens`, with the copied source piece in place of each "<unk>"
 
     def word_alignment(self) -> str:
         """Link each target word to the source word that it attends to most. Returns Pharaoh links, separated by spaces.
@@ -75,16 +77,16 @@ class Translation:
         """
         if self.alignment is None:
             return ""
-        return format_pharaoh(attention_to_links(self.alignment, self.tokens, self.source_tokens))
+        return format_pharaoh(attention_to_links(self.alignment, self.text_pieces, self.source_tokens))
 
     def word_weights(self) -> dict[str, Any] | None:
         """Return the source words, the target words ("</s>" last in both), and the attention weights in whole percent,
         with a row for each target word; None without attention."""
         if self.alignment is None:
             return None
-        weights = merge_to_words(self.alignment, self.tokens, self.source_tokens)
+        weights = merge_to_words(self.alignment, self.text_pieces, self.source_tokens)
         percents = np.rint(100 * weights).astype(int).tolist()
-        return {"source": words(self.source_tokens), "target": words(self.tokens), "weights": percents}
+        return {"source": words(self.source_tokens), "target": words(self.text_pieces), "weights": percents}
 
     def plot(self, title: str | None = None) -> "Figure":
         """Draw the attention weights as a heatmap, titled with the translation by default. Raises UserError without
@@ -221,7 +223,7 @@ class Translator:
 
     def reseed(self) -> None:
         """Reset the count of translated lines to 0. Sampled translations depend on this count and on the seed."""
-        self._translated = 0
+        self._translated, self._counting = 0, Lock()
 
     def translate(self, lines: Sequence[str], **controls: Unpack[Controls]) -> list[Translation]:
         """Return the best translation of each line. controls: see `translate_nbest`."""
@@ -249,11 +251,13 @@ class Translator:
         if self.model.training:
             self.invalidate_prepared()
         sources, pieces = self.encode(lines, first_line)
+        with self._counting:
+            first, self._translated = self._translated, self._translated + len(lines)
         guidance = make_guidance(self, lines, sources, controls, first_line) if controls else Guidance()
         batches = list(self.batches(sources, workers=self._workers(), constraints=guidance.constraints, n=n))
 
         def translate_batches(batches: Sequence[list[int]]) -> Iterator[list[list[Translation]]]:
-            found = self._search_batches(batches, sources, self._translated, n, guidance)
+            found = self._search_batches(batches, sources, first, n, guidance)
             for batch, nbests in zip(batches, found, strict=True):
                 yield [
                     self.method.best([self.translation(pieces[i], hypothesis) for hypothesis in nbest], n)
@@ -261,11 +265,10 @@ class Translator:
                 ]
 
         results = self._shared(batches, translate_batches, progress)
-        empty = Translation("", 0.0, 0.0, ["</s>"], ["</s>"], None, [0.0])
+        empty = Translation("", 0.0, 0.0, ["</s>"], ["</s>"], None, [0.0], ["</s>"])
         nbests = [results.get(i) or [empty] for i in range(len(lines))]
         if guidance.constraints:
             warn_of_unmet(self, guidance, [nbest[0].tokens for nbest in nbests], first_line)
-        self._translated += len(lines)
         return nbests
 
     def score(
@@ -292,11 +295,11 @@ class Translator:
         def score_batch(indices: Sequence[int]) -> list[Translation]:
             pairs = [source_ids[i] for i in indices], [target_ids[i] for i in indices]
             hypotheses = self._force(*pairs, guidance)
-            # Keep the given text and its pieces. Decoded tokens have <unk> for unknown words, and the word alignment
-            # could not count these.
+            # Keep the given text and its pieces: decoded tokens have <unk> for unknown words.
+            forced = ((i, self.translation(source_pieces[i], one)) for i, one in zip(indices, hypotheses, strict=True))
             return [
-                replace(self.translation(source_pieces[i], hypothesis), text=targets[i], tokens=target_pieces[i])
-                for i, hypothesis in zip(indices, hypotheses, strict=True)
+                replace(translation, text=targets[i], tokens=target_pieces[i], text_pieces=target_pieces[i])
+                for i, translation in forced
             ]
 
         def score_batches(batches: Sequence[list[int]]) -> Iterator[list[Translation]]:
@@ -351,12 +354,14 @@ class Translator:
         """Decode a hypothesis into a translation of the source that has these pieces."""
         target, tokens = self.tokenizers.target, hypothesis.tokens
         pieces, text, alignment = target.pieces(tokens), target.decode(tokens), None
+        text_pieces = pieces
         if hypothesis.attention is not None:
             alignment = hypothesis.attention[:, : len(source_pieces)].numpy()
             if self.settings.replace_unknown and target.unk in tokens:
-                text = copy_unknown(pieces, alignment, source_pieces)
+                text_pieces = copy_unknown(pieces, alignment, source_pieces)
+                text = join(text_pieces)
         scores = hypothesis.score, hypothesis.log_prob
-        return Translation(text, *scores, source_pieces, pieces, alignment, hypothesis.token_log_probs)
+        return Translation(text, *scores, source_pieces, pieces, alignment, hypothesis.token_log_probs, text_pieces)
 
     def limit(self, length: int) -> int:
         """Return the maximum number of tokens, including </s>, in a translation of `length` source tokens."""

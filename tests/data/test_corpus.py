@@ -131,6 +131,16 @@ def test_tables(name: str, write: Callable[[Path], None], tmp_path: Path) -> Non
         assert read(tmp_path / f"{name}.gz") == PAIRS[:4]
 
 
+@pytest.mark.parametrize("name", ["p[1].parquet", "saved"])
+def test_pictures_in_other_columns_are_not_decoded(name: str, tmp_path: Path) -> None:
+    broken = datasets.Dataset.from_dict({**columns(), "image": [{"bytes": b"none", "path": None}] * 4})
+    table = broken.cast_column("image", datasets.Image())
+    (table.save_to_disk if name == "saved" else table.to_parquet)(tmp_path / name)
+    assert read(tmp_path / name) == PAIRS[:4]
+    with pytest.raises(UserError, match="cannot be read as a table"):
+        read(tmp_path / name, source_column="of no column")
+
+
 def test_a_folder_of_several_splits_is_explained(tmp_path: Path) -> None:
     datasets.DatasetDict({"train": datasets.Dataset.from_dict(columns())}).save_to_disk(tmp_path / "saved")
     with pytest.raises(UserError, match=r"holds several splits; give one of them, such as .*saved/train"):

@@ -21,7 +21,7 @@ from nmt.config.errors import UserError
 from nmt.config.schema import data as schema
 from nmt.data import demo
 from nmt.data.text import is_blank
-from nmt.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, Tokenizers, copy_unknown, make_tokenizers
+from nmt.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, Tokenizers, copy_unknown, join, make_tokenizers
 from nmt.data.word_alignment import words_of_pieces
 
 ENGLISH, FRENCH, _ = (list(side) for side in zip(*demo.generate(300, 1, 1, 1).train, strict=True))
@@ -364,8 +364,23 @@ ZEBRA = ["▁the", "▁zebra", "▁sleeps", "</s>"]
     ],
 )
 def test_an_unknown_word_is_the_one_it_attends_to(pieces: list[str], rows: NDArray[np.float32], text: str) -> None:
-    assert copy_unknown(pieces, rows.astype(np.float32), ZEBRA) == text
+    assert join(copy_unknown(pieces, rows.astype(np.float32), ZEBRA)) == text
 
 
 def test_a_piece_inside_a_word_is_copied_without_a_space() -> None:
-    assert copy_unknown(["▁caf", "<unk>", "</s>"], np.eye(3, dtype=np.float32), ["▁caf", "é", "</s>"]) == "café"
+    pieces = copy_unknown(["▁caf", "<unk>", "</s>"], np.eye(3, dtype=np.float32), ["▁caf", "é", "</s>"])
+    assert pieces == ["▁caf", "é", "</s>"]
+    assert join(pieces) == "café"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "text"),
+    [
+        (["▁le", "<unk>", "</s>"], "le Ω"),
+        (["▁le", "▁", "<unk>", "</s>"], "le Ω"),  # one space
+        (["<unk>", "▁dort", "</s>"], "Ω dort"),
+    ],
+)
+def test_a_lone_word_start_is_copied_with_its_piece(pieces: list[str], text: str) -> None:
+    weights = np.tile(np.array([[0.1, 0.5, 0.2, 0.2]], dtype=np.float32), (len(pieces), 1))  # most on the lone "▁"
+    assert join(copy_unknown(pieces, weights, ["▁the", "▁", "Ω", "</s>"])) == text

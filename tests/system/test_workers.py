@@ -30,6 +30,18 @@ def sleep(seconds: int) -> int:
     return os.getpid()
 
 
+def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from nmt.system.processes import Workers\n"
+        "print('started', __file__, __spec__)\n"
+        f"with Workers(2, {KEY!r}) as workers:\n"
+        "    print(list(workers.map(abs, [-1, -2, -3], 1)), __file__, __spec__)\n"
+    )
+    done = subprocess.run([sys.executable, script], check=False, capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"started {script} None\n[1, 2, 3] {script} None\n", done.stderr
+
+
 def test_results_come_in_order_from_as_many_processes_as_are_needed() -> None:
     with Workers(2, KEY) as workers:
         assert set(workers.map(sleep, [0] * 5, 5)) == {os.getpid()}

@@ -169,7 +169,12 @@ def test_what_failed_before_its_first_checkpoint_is_not_in_the_way(
         patch.setattr(Split, "alignments", None)
         with pytest.raises(UserError, match="has no gold word alignments"):
             train(train_config(*STEPS, "validation.monitor=aer", "data.train_size=310"), run, ["wrong"])
+    for name in ("data/test.alignments", "data/other.source", "source.model"):  # as of a failed start with other values
+        (run / name).parent.mkdir(exist_ok=True)
+        (run / name).write_text("0-0\n")
     assert train(train_config("training.max_steps=2"), run, ["right"]) == 0
+    assert not (run / "source.model").exists()
+    assert not (run / "data" / "other.source").exists()
     (start,) = json.loads((run / "manifest.json").read_text())["starts"]
     assert start["overrides"] == ["right"]
     (run / "results.json").unlink()

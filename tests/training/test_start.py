@@ -131,6 +131,16 @@ def test_once_it_has_a_checkpoint_it_needs_the_other_run_no_more(
     assert losses[1][1] > losses[0][1] + 1
 
 
+def test_tables_that_differ_cannot_become_one(train_config: Config, tmp_path: Path) -> None:
+    apart = train_config(*SHORT, "embedding.tie_source_target=false", "embedding.tie_output=false")
+    run = fitted(apart, tmp_path / "apart")
+    differences = (
+        "embedding.tie_source_target is False there, True here; embedding.tie_output is False there, True here"
+    )
+    with pytest.raises(UserError, match=f"its weights do not fit this model .{differences}"):
+        fitted(train_config(*SHORT, f"training.start_from={run}"), tmp_path / "tied")
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

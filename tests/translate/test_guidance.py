@@ -115,6 +115,27 @@ def test_a_glossary_holds_for_whole_words_and_the_longest_phrase(translator: Tra
         assert again.text == both.text
 
 
+def test_spellings_with_the_same_tokens_are_one_phrase(translator: Translator) -> None:
+    composed, decomposed = "fran\u00e7ais", normalize("NFD", "fran\u00e7ais")
+    controls: dict[str, Any] = {"constraints": [[decomposed]], "glossary": {"French": composed}}
+    (found,) = translator.translate(["the French dog sleeps ."], **controls)
+    assert found.text.split().count(composed) == 1
+
+
+def test_a_glossary_leaves_out_what_was_cut_off(run: Path) -> None:  # noqa: F811
+    short = Translator.load(run, search={**BEAM, "max_source_length": 6})
+    line, glossary = "the small dogs see the red house .", {"house": "maison", "dogs": "chats"}
+    (found,) = short.translate([line], glossary=glossary)
+    assert holds(found.text, "chats")
+    assert not holds(found.text, "maison")
+    assert holds(Translator.load(run, search=BEAM).translate([line], glossary=glossary)[0].text, "maison")
+
+
+def test_no_prefix_is_none_or_empty(translator: Translator) -> None:
+    none, empty = (translator.translate(["the cat sleeps ."], prefix=prefix) for prefix in (None, ""))  # type: ignore[arg-type]
+    assert none[0].text == empty[0].text
+
+
 IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"constraints": [["le chien", "chat"]], "forbidden": ["chien"]}, "'le chien', which holds a forbidden"),
     ({"constraints": [["☃", "chat"]]}, "'☃', which holds characters that the tokenizer does not know"),

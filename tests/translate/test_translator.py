@@ -15,6 +15,7 @@ import torch
 from trained import LINES, run  # noqa: F401
 
 from nmt import Translator
+from nmt.config import schema
 from nmt.config.errors import UserError
 from nmt.translate import translator as module
 
@@ -122,6 +123,36 @@ def test_samples_depend_on_the_line_and_the_seed(run: Path) -> None:  # noqa: F8
     drawn = [[each.text for each in Translator.load(run, search=SAMPLING, seed=s).translate(LINES)] for s in (1, 1, 2)]
     one_by_one = Translator.load(run, search=SAMPLING, seed=1)
     assert [one_by_one.translate([line])[0].text for line in LINES] == drawn[0] == drawn[1] != drawn[2]
+
+
+def test_samples_drawn_at_the_same_time_differ(run: Path) -> None:  # noqa: F811
+    translator = Translator.load(run, search=SAMPLING, seed=1)
+    inner = list[str]()
+
+    def sample(_: int) -> None:
+        inner.append(translator.translate(LINES[:1])[0].text)
+
+    (outer,) = translator.translate_nbest(LINES[:1], 1, sample)
+    alone = Translator.load(run, search=SAMPLING, seed=1)
+    assert [outer[0].text, *inner] == [alone.translate(LINES[:1])[0].text for _ in range(2)]
+
+
+def test_another_search_has_its_usual_settings(run: Path) -> None:  # noqa: F811
+    translator = Translator.load(run, search={"kind": "sampling", "top_k": 3, "max_length": 9})
+    assert isinstance(translator.settings, schema.Sampling)
+    assert (translator.settings.temperature, translator.settings.top_k, translator.settings.max_length) == (1.0, 3, 9)
+    assert Translator.load(run, search={"kind": "mbr"}).settings.kind == "mbr"
+    with pytest.raises(UserError, match=r"search\.kind=sampled: not one of"):
+        Translator.load(run, search={"kind": "sampled"})
+
+
+def test_links_count_the_words_of_the_text(translator: Translator) -> None:
+    line, prefix = "the ca☃t sleeps .", ["▁le", "▁c", "a", "<unk>", "t"]
+    (found,) = translator.translate([line], prefix=prefix, attend={3: 3})
+    weights = found.word_weights()
+    assert weights is not None
+    assert "<unk>" in found.tokens
+    assert [word for word in weights["target"] if word != "</s>"] == found.text.split()
 
 
 def test_samples_of_a_line_share_the_budget_of_a_batch(run: Path) -> None:  # noqa: F811
