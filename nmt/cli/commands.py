@@ -5,6 +5,8 @@ import json
 import logging
 import os
 import re
+import signal
+import sys
 from contextlib import ExitStack
 from functools import partial
 from importlib.util import find_spec
@@ -12,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from nmt.cli.app import output_folder, run_command
+from nmt.cli.app import STOPPED, output_folder, run_command
 from nmt.cli.entry import exit_at_ctrl_c
 from nmt.cli.launch import shared_by_processes
 from nmt.config import schema
@@ -206,6 +208,8 @@ def _serve(config: schema.ServeConfig, overrides: list[str]) -> None:
         url = address(listening) + (f"#token={quote(token, safe='')}" if token and config.token else "")
         log.info("serving %s at %s; Ctrl-C stops", names, url)
         app = application(service, rules, config.log_requests)
+        # uvicorn raises the signal again when it has stopped: then leave this block, which deletes unpacked archives.
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(STOPPED + number))
         try:
             run(app, listening, limits.connections, limits.request_seconds)
         finally:

@@ -71,7 +71,8 @@ document.addEventListener("click", (event) => {
   for (const other of heading.parentElement.children) other.ariaSort = other === heading ? order : "none";
   const value = (row) => row.cells[heading.cellIndex].dataset.value;
   const numeric = heading.classList.contains("number");
-  const compare = (a, b) => (numeric ? a - b : a.localeCompare(b, "en", { numeric: true }));
+  const number = (text) => (text === "inf" ? Infinity : Number(text));
+  const compare = (a, b) => (numeric ? Math.sign(number(a) - number(b)) || 0 : a.localeCompare(b, "en", { numeric: true }));
   const sign = order === "ascending" ? 1 : -1;
   const body = heading.closest("table").tBodies[0];
   const rows = [...body.rows].sort((first, second) => {

@@ -25,7 +25,8 @@ from nmt.translate.guidance import make_guidance, prefix_tokens, steer
 from nmt.translate.search import Attend
 from nmt.translate.translator import Translation, Translator
 
-COPIES = 32  # copies of a sentence pair in a batch; each gives the gradient of one target token
+COPIES = 32  # copies of a sentence pair in a batch, at most; each gives the gradient of one target token
+CELLS = COPIES * 64 * 64  # copies x target tokens x source tokens, at most: these batches take about a gigabyte
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,8 @@ def gradient_norms(model: Seq2Seq, batch: Batch) -> NDArray[np.floating[Any]]:
 
     A batch of N copies of the pair lets one backward pass compute N rows.
     """
-    parts = torch.split(torch.arange(batch.target_out.shape[1]), COPIES)
+    T, S = batch.target_out.shape[1], batch.source.shape[1]
+    parts = torch.split(torch.arange(T), max(1, min(COPIES, CELLS // (T * S))))
     # cuDNN's recurrent layers have no backward pass in evaluation mode.
     with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
         return torch.cat([_norms(model, batch, part) for part in parts]).cpu().numpy()

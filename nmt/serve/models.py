@@ -1,6 +1,7 @@
 """The models of the service: how they are loaded and named, and their description in /v1/models."""
 
 import logging
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -171,8 +172,8 @@ def _info(name: str, runs: Sequence[str], translator: Translator, max_beam_size:
 def _bleu(directory: RunDirectory) -> float | None:
     """Read the recorded BLEU on the test set or, without one, on the validation set; None if neither is recorded."""
     results = read_json(directory.results)
-    scores = [results[split]["bleu"] for split in ("test", "validation") if split in results]
-    return scores[0] if scores else None
+    scores = [results[split].get("bleu") for split in ("test", "validation") if isinstance(results.get(split), dict)]
+    return next((score for score in scores if isinstance(score, float | int) and math.isfinite(score)), None)
 
 
 def _examples(directory: RunDirectory) -> list[str]:

@@ -128,8 +128,7 @@ class Guard:
                 if body is not None:
                     await self._run(scope, body, receive, send)
         except TimeoutError:
-            retry = {"retry-after": str(max(1, round(self.rules.seconds)))}
-            raise HTTPException(503, f"no answer within {self.rules.seconds:g} s", retry) from None
+            raise HTTPException(504, f"no answer within {self.rules.seconds:g} s") from None
 
     def _check(self, scope: Scope) -> None:
         """Check host, origin and token. Raises HTTPException if one of them is not allowed."""

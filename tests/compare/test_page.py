@@ -246,6 +246,14 @@ def test_headings_sort(chrome: webdriver.Chrome) -> None:
     assert parameters.get_attribute("aria-sort") == "descending"
     table.find_element(By.XPATH, ".//th[.='BLEU']").click()
     assert order() == ["dot", "base", "Mann"]
+    for row, value in zip(table.find_elements(By.CSS_SELECTOR, "tbody tr"), ("inf", "58", "7"), strict=True):
+        cell = row.find_elements(By.CSS_SELECTOR, "td.number")[-1]
+        chrome.execute_script("arguments[0].dataset.value = arguments[1]", cell, value)
+    last = table.find_elements(By.CSS_SELECTOR, "th[aria-sort]")[-1]
+    last.click()
+    ascending = order()
+    last.click()
+    assert {tuple(ascending), tuple(order())} == {("Mann", "base", "dot"), ("dot", "base", "Mann")}
 
 
 @pytest.mark.slow

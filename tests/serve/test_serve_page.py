@@ -234,6 +234,31 @@ def test_an_error_stands_by_the_field_in_the_services_words(page: Page, translat
     page.wait(lambda: page.text("#error") == "")
 
 
+def test_without_a_beam_the_view_says_so(chrome: webdriver.Chrome, tmp_path: Path) -> None:
+    with process(tmp_path, "search=greedy") as started:
+        page = Page(chrome, started.address)
+        page.open(text=LINE, view="beam")
+        assert page.text("#tree-none") == "This model's search has no beam."
+        page.one("#tab-alignment").click()
+        page.wait(lambda: page.find("[role=gridcell]"))
+        assert page.text("#error") == ""
+
+
+def test_a_browser_that_stores_nothing_shows_the_page(page: Page) -> None:
+    get = "get() { throw new DOMException('blocked', 'SecurityError'); }"
+    names = "['localStorage', 'sessionStorage']"
+    block = f"for (const name of {names}) Object.defineProperty(window, name, {{ {get} }});"
+    added = page.chrome.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": block})
+    try:
+        page.chrome.get("about:blank")
+        page.visit(text=LINE)
+        page.wait(page.best)
+        page.one("#theme").click()
+        assert page.js("return document.documentElement.dataset.theme") in {"light", "dark"}
+    finally:
+        page.chrome.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
+
+
 def test_a_token_is_asked_for_once_and_never_in_the_link(chrome: webdriver.Chrome, tmp_path: Path) -> None:
     with process(tmp_path, environment={"NMT_SERVE_TOKEN": "se cret"}) as started:
         page = Page(chrome, started.address)

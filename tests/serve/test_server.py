@@ -139,7 +139,7 @@ def test_a_signal_finishes_what_is_in_flight_and_requests_are_logged_without_tex
             time.sleep(0.005)
         started.signal(signal.SIGTERM)
         assert len(answer.result(60)["translations"]) == 100
-        assert started.ended() in {143, -signal.SIGTERM}
+        assert started.ended() == 128 + signal.SIGTERM  # not by the signal itself: what was unpacked is deleted
         (line,) = [line for line in started.logged() if "/metrics" not in line]
         assert "POST /v1/translate 200 " in line
         with pytest.raises(OSError, match="refused"):
@@ -150,7 +150,7 @@ def test_what_stays_away_is_given_up(tmp_path: Path) -> None:
     with process(tmp_path, "limits.request_seconds=1", environment={"NMT_SERVE_TOKEN": " secret \n"}) as started:
         head = b"POST /v1/translate HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer secret\r\n"
         with opened(started.address, head + b'content-length: 100\r\n\r\n{"text"') as client:
-            assert b" 503 " in client.recv(1000)
+            assert b" 504 " in client.recv(1000)
         with opened(started.address, b"") as silent, opened(started.address, head) as without_end:
             assert silent.recv(1000) == without_end.recv(1000) == b""
         with pytest.raises(OSError, match="401"):

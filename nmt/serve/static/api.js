@@ -1,6 +1,9 @@
 // Sends requests to the service, and repeats them while it is busy or there is no connection.
 
+import { storage } from "./storage.js";
+
 const KEY = "nmt-token";
+const TAB = storage("sessionStorage");
 const LONGEST_WAIT = 30; // seconds between attempts
 const BUSY = new Set([429, 503]);
 
@@ -13,8 +16,8 @@ export class ServiceError extends Error {
 
 // Stores the token for this tab; an empty token removes it. It is not kept in the address, because users share the address.
 export function keepToken(token) {
-  if (token) sessionStorage.setItem(KEY, token);
-  else sessionStorage.removeItem(KEY);
+  if (token) TAB.set(KEY, token);
+  else TAB.remove(KEY);
 }
 
 export const get = (path, options) => request(path, undefined, options);
@@ -37,7 +40,7 @@ async function request(path, body, { signal, waiting = () => {} } = {}) {
 // Sends a request once. Returns { value }, or { error, wait } if it should be repeated: `wait` is the number of seconds that the
 // service asks for, and undefined if there is no connection. Throws as `request`.
 async function once(path, body, signal) {
-  const token = sessionStorage.getItem(KEY);
+  const token = TAB.get(KEY);
   const headers = { Accept: "application/json", ...(token && { Authorization: `Bearer ${token}` }) };
   const sent = body && { method: "POST", body: JSON.stringify(body) };
   if (body) headers["Content-Type"] = "application/json";

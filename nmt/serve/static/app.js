@@ -6,13 +6,14 @@ import { Compare } from "./compare.js";
 import { byId, element, figure, rove, shortCount } from "./dom.js";
 import { picture, saveJson, savePng, saveSvg } from "./export.js";
 import { Session } from "./session.js";
-import { fragmentOf, MOST_MODELS, readFragment, searchSettings, VIEWS } from "./state.js";
+import { fragmentOf, hasBeam, MOST_MODELS, readFragment, searchSettings, VIEWS } from "./state.js";
 import { showSteerings } from "./steering.js";
 import { startTheme } from "./theme.js";
 import { showExamples, showProbabilities, showTranslations } from "./translations.js";
 import { Tree } from "./tree.js";
 
 const PAUSE = 200; // milliseconds after the last change of a text or setting, before the page asks for a translation
+const SOON = "The beam appears here as soon as there is a translation.";
 const SETTINGS = ["nbest", "beam_size", "length_penalty", "alpha"];
 const given = readFragment(location.hash);
 if (given.token) keepToken(given.token);
@@ -46,9 +47,8 @@ const typedOwn = delayed(() => {
 
 function change(key, value) {
   Object.assign(state, { [key]: value });
-  if (key === "view" && value === "beam" && (session.busy || (session.found && !session.found.tree))) {
-    session.search();
-  }
+  const lacksTree = session.busy || (session.found && !session.found.tree);
+  if (key === "view" && value === "beam" && session.model && hasBeam(session.model) && lacksTree) session.search();
   render();
 }
 
@@ -129,6 +129,7 @@ function showView() {
     if (found?.tree) tree.show(found.tree.steps, hypothesis?.tokens ?? []);
     else tree.clear();
     byId("tree-none").hidden = Boolean(found?.tree);
+    byId("tree-none").textContent = !model || hasBeam(model) ? SOON : "This model's search has no beam.";
     byId("tree").hidden = !found?.tree;
   }
   if (state.view === "compare") compare.show({ models: session.models, names: state.models, text, state });
@@ -262,7 +263,7 @@ byId("save-json").addEventListener("click", () => {
   const { found, text } = session;
   const data = {
     alignment: () => (alignment.empty ? null : alignment.data),
-    beam: () => found && { model: state.model, text, translations: found.hypotheses, tree: found.tree },
+    beam: () => found && { ...found.subject, model: found.subject.model.name, translations: found.hypotheses, tree: found.tree },
     compare: () => ({ text, translations: compare.data }),
   }[state.view]();
   if (data) saveJson(data, `${state.model}-${state.view}`);
@@ -282,6 +283,7 @@ addEventListener("hashchange", () => {
   const changed = readFragment(location.hash);
   if (changed.token) keepToken(changed.token);
   Object.assign(state, changed.state, { model: changed.state.model || state.model });
+  remember();
   showFields();
   start();
 });

@@ -2,7 +2,7 @@
 // of the translation that the user has typed ("own"), and the steerings of both.
 
 import { Latest, post } from "./api.js";
-import { searchSettings } from "./state.js";
+import { hasBeam, searchSettings } from "./state.js";
 import { Steering } from "./steering.js";
 
 const oneLine = (text) => text.replace(/\s+/g, " ").trim();
@@ -73,7 +73,7 @@ export class Session {
       this.#changed();
       return true;
     }
-    const wanted = { alignment: model.attention !== null, tree: state.view === "beam" };
+    const wanted = { alignment: model.attention !== null, tree: state.view === "beam" && hasBeam(model) };
     const body = { text, model: model.name, ...searchSettings(state, model), ...wanted, ...this.#kept };
     const began = performance.now();
     this.busy = true;

@@ -55,6 +55,11 @@ export function searchSettings(state, model) {
   const { length_penalty, alpha } = state;
   const nbest = state.nbest ?? Math.min(5, beam);
   // Only models with beam search have a length penalty, and only they take a beam size.
-  const beam_size = state.beam_size ?? (model.length_penalty !== null && nbest > beam ? nbest : null);
+  const beam_size = state.beam_size ?? (hasBeam(model) && nbest > beam ? nbest : null);
   return { nbest, beam_size, length_penalty, alpha };
+}
+
+// Does the model search with a beam? Other searches have no tree.
+export function hasBeam(model) {
+  return model.length_penalty !== null;
 }
