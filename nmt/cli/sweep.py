@@ -59,7 +59,7 @@ class NameJobs(Callback):
             signal.signal(signal.SIGINT, partial(_interrupt_after_saving, directory))
         varied, count = _varied(config)
         grid = config.hydra.sweeper._target_ == GRID
-        if reason := _refusal(config, directory, varied, count) or (grid and _refused_jobs(config, varied)):
+        if reason := _refusal(config, directory, varied, count) or (grid and refused_jobs(config, varied)):
             log.error("nmt-train: error: %s", reason)  # Hydra would turn an exception into a warning
             sys.exit(2)
         _started[:] = [(directory, not directory.exists())]
@@ -118,12 +118,13 @@ def _refused_values(config: DictConfig, varied: list[str], count: int) -> str | 
     return None
 
 
-def _refused_jobs(config: DictConfig, varied: list[str]) -> str | None:
+def refused_jobs(config: DictConfig, varied: list[str]) -> str | None:
     """Compose the configurations of the jobs, and warn of those that are refused: their jobs will fail.
 
-    Returns the first error message if all are refused, else None. Each seed, and each combination of other values, is
-    tried in one job only.
+    Returns the first error message if all are refused, else None. Once a job is accepted, each further seed and each
+    further combination of other values is tried in one job only.
     """
+    search_path = [word for word in job_overrides(config.hydra, "hydra") if word.startswith("hydra.searchpath=")]
     messages: dict[str, str] = {}  # of refused jobs, by their values
     tried: set[tuple[str, ...]] = set()
     accepted = False
@@ -131,11 +132,11 @@ def _refused_jobs(config: DictConfig, varied: list[str]) -> str | None:
     log.info("checking the configurations of %d jobs", len(jobs))
     for job in jobs:
         seed, others = (tuple(word for word in job if word.startswith("seed=") == which) for which in (True, False))
-        if tried.issuperset((seed, others)):
+        if accepted and tried.issuperset((seed, others)):
             continue
         tried |= {seed, others}
         try:
-            compose("train", TrainConfig, job, auto_size="small")
+            compose("train", TrainConfig, [*search_path, *job], auto_size="small")
             accepted = True
         except UserError as error:
             words = {word.partition("=")[0].lstrip("+"): word for word in job}

@@ -189,13 +189,13 @@ class HubSplit(Source):
         try:
             rows = datasets.load_dataset(config.id, config.name, split=self.split, revision=config.revision)
             rows = reading.with_columns(rows, columns)
+            yield from ((f"{self.name}, row {number}", row) for number, row in enumerate(rows, 1))
         except Exception as error:  # the hub's client raises many types of exception
             raise UserError(
                 f"data.id={config.id}: split '{self.split}' cannot be loaded from the hub "
                 f"({reading.first_line(error)}); check the name and the network, or give a local copy with "
                 "data.path=FOLDER"
             ) from None
-        yield from ((f"{self.name}, row {number}", row) for number, row in enumerate(rows, 1))
 
 
 def count_pairs(sources: Iterable[Source]) -> int:

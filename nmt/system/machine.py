@@ -84,7 +84,8 @@ class Machine(NamedTuple):
         rank = local_rank()
         if kind != "cuda" or rank is None:
             return cls(torch.device(kind), precision, int8)
-        if rank >= torch.cuda.device_count():
+        processes = int(os.environ.get("LOCAL_WORLD_SIZE", rank + 1))  # so that all ranks find too few GPUs, not some
+        if processes > torch.cuda.device_count():
             raise UserError(
                 f"device={device}: this machine has fewer GPUs ({torch.cuda.device_count()}) than processes; start one "
                 "process per GPU"

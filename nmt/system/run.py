@@ -157,12 +157,17 @@ class RunDirectory:
         self._lock = None
 
     def check_present(self) -> None:
-        """Raise UserError if the claimed directory was deleted.
+        """Raise UserError if the claimed directory was deleted or renamed.
 
         Call it before a write, which would create a part of the directory again.
         """
-        if self._lock is not None and not os.fstat(self._lock).st_nlink:
-            raise UserError(f"{self.path}: was deleted while the run trained there; the run ends")
+        if self._lock is None:
+            return
+        held, there = os.fstat(self._lock), None
+        with suppress(OSError):
+            there = os.stat(self.path / LOCK)
+        if there is None or (there.st_dev, there.st_ino) != (held.st_dev, held.st_ino):
+            raise UserError(f"{self.path}: was deleted or renamed while the run trained there; the run ends")
 
     def wait_until_free(self, seconds: float) -> None:
         """Wait until no process trains in the directory, for at most `seconds`. A job that is told to stop

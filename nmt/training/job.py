@@ -119,6 +119,10 @@ class Job(NamedTuple):
             group.refuse_differences(
                 str(run.path.absolute()), "hydra.run.dir: differs from that of rank 0; give all processes the same"
             )
+            group.refuse_differences(
+                f"{machine.device.type} {machine.precision}",
+                "device, precision: auto differs from that of rank 0; set device= and precision= for all processes",
+            )
             closing.callback(run.release)
             try:
                 yield cls(config, run, machine, group, closing)

@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 from conftest import TINY
 from forks import call_text, ended, forked
+from hydra import initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
 
 from nmt.cli import train
 from nmt.cli.optuna_sweeper import OptunaSweeper
-from nmt.cli.sweep import job_name
+from nmt.cli.sweep import job_name, refused_jobs
 from nmt.compare.jobs import planned_jobs
 from nmt.config.compose import config_dir
 from nmt.system.files import read_lines
@@ -175,6 +176,20 @@ def test_a_sweep_without_a_possible_job_is_refused(tmp_path: Path) -> None:
     message = "training.guided_alignment=1.0 needs an attention, but attention.kind=none; set it to 0"
     assert done.stderr.splitlines()[-1] == f"nmt-train: error: {message}"
     assert not (tmp_path / "sweep").exists()
+
+
+def test_jobs_are_checked_with_the_search_path(tmp_path: Path) -> None:
+    (tmp_path / "own" / "experiment").mkdir(parents=True)
+    (tmp_path / "own" / "experiment" / "mine.yaml").write_text("# @package _global_\ntraining: {guided_alignment: 1}\n")
+    given = [f"hydra.searchpath=[{tmp_path}/own]", "experiment=mine", "attention=none", "seed=1,2"]
+    assert "training.guided_alignment=1.0 needs an attention" in sweep(tmp_path, *given, status=2).stderr
+
+
+def test_one_possible_job_is_enough() -> None:
+    jobs = ["attention=none,bahdanau", "training.guided_alignment=1", "seed=-1,2"]
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        hydra = {"sweeper": {"params": None}, "overrides": {"task": [*SHORT, *jobs], "hydra": []}}
+        assert refused_jobs(OmegaConf.create({"hydra": hydra}), ["attention", "seed"]) is None
 
 
 @pytest.mark.slow

@@ -214,9 +214,12 @@ def test_a_hub_corpus_can_come_from_a_folder(tmp_path: Path) -> None:
 def test_a_hub_corpus_is_loaded_by_its_splits_and_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     requests = []
 
-    def load_dataset(*args: object, **kwargs: object) -> list[dict[str, Any]]:
+    def load_dataset(*args: object, **kwargs: object) -> datasets.Dataset:
         requests.append((args, kwargs))
-        return [{"translation": {"de": "a", "en": "b"}}]
+        rows = datasets.Dataset.from_list(
+            [{"translation": {"de": "a", "en": "b"}, "image": {"bytes": b"-", "path": None}}]
+        )
+        return rows.cast_column("image", datasets.Image())  # a broken picture, which is not decoded
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     monkeypatch.setattr(reading, "hub_answers", lambda _: True)

@@ -112,6 +112,10 @@ def test_each_process_of_a_machine_takes_a_gpu(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setenv(name, value)
     assert Machine.choose("cuda", "fp32", None).device == torch.device("cuda", 1)
     assert chosen == [1]
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    with pytest.raises(UserError, match=r"fewer GPUs \(2\) than processes"):
+        Machine.choose("cuda", "fp32", None)  # rank 1 too, so that rank 0 prints the error
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
     monkeypatch.setenv("LOCAL_RANK", "2")
     with pytest.raises(UserError, match=r"device=cuda: this machine has fewer GPUs \(2\) than processes"):
         Machine.choose("cuda", "fp32", None)

@@ -109,12 +109,21 @@ def test_a_configuration_edited_between_two_starts_is_refused(tmp_path: Path) ->
         run.claim(edited)
 
 
+def test_a_renamed_directory_is_noticed(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    run.claim(VALUES)
+    run.path.rename(tmp_path / "moved")
+    with pytest.raises(UserError, match="was deleted or renamed while the run trained there"):
+        run.check_present()
+    run.release()
+
+
 def test_a_deleted_directory_is_not_made_again(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run")
     run.claim(VALUES)
     run.check_present()
     shutil.rmtree(run.path)
-    with pytest.raises(UserError, match="was deleted while the run trained there"):
+    with pytest.raises(UserError, match="was deleted or renamed while the run trained there"):
         run.check_present()
     run.release()
     assert not run.path.exists()
