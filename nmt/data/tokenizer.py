@@ -34,6 +34,7 @@ from nmt.system.files import read_bytes, write_atomically
 log = logging.getLogger(__name__)
 # Matches a piece that continues a word: it starts with a letter, digit or hyphen, or is a byte of byte_fallback.
 CONTINUATION = re.compile("[^\\W_]|[-\u2010\u2011]|<0x[0-9A-F]{2}>$")
+RESERVED = "\u2585"  # SentencePiece trains on no line that contains this character
 TOKENIZER_FILES = ("tokenizer.model", "source.model", "target.model")  # a run has one joint model, or one per language
 LONGEST_LINE = 2**16  # in bytes; the training of a tokenizer leaves out longer lines
 PAD, UNK, BOS, EOS = 0, 1, 2, 3  # token ids in the models that nmt trains
@@ -306,7 +307,7 @@ def _train(config: schema.TrainedTokenizer, lines: Lines, tags: Sequence[str]) -
     try:
         with _normalization_options(config.normalization) as normalization:
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=(clean(line, config.lowercase) for line in lines()),
+                sentence_iterator=(clean(line, config.lowercase).replace(RESERVED, " ") for line in lines()),
                 model_writer=model,
                 model_type=config.kind,
                 vocab_size=config.vocab_size,

@@ -181,13 +181,23 @@ def is_locked(path: Path) -> bool:
     link.
     """
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+        with open(_open_to_lock(path), "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
     except OSError as error:
         return error.errno not in UNLOCKABLE
     return False
+
+
+def _open_to_lock(path: Path) -> int:
+    """Open a file, for writing if possible: NFS gives an exclusive lock only on a file that is open for writing."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
 
 
 def to_json(values: Mapping[str, Any], indent: int | None = None) -> str:

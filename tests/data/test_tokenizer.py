@@ -384,3 +384,10 @@ def test_a_piece_inside_a_word_is_copied_without_a_space() -> None:
 def test_a_lone_word_start_is_copied_with_its_piece(pieces: list[str], text: str) -> None:
     weights = np.tile(np.array([[0.1, 0.5, 0.2, 0.2]], dtype=np.float32), (len(pieces), 1))  # most on the lone "▁"
     assert join(copy_unknown(pieces, weights, ["▁the", "▁", "Ω", "</s>"])) == text
+
+
+def test_lines_with_the_character_that_sentencepiece_reserves_are_trained_on() -> None:
+    config = schema.TrainedTokenizer.model_validate(VALUES | {"kind": "word", "vocab_size": 20})
+    lines = ["zebra sleeps \u2585"] * 20
+    target = make_tokenizers(config, lambda: iter(lines), lambda: iter(lines)).target
+    assert target.id_of("▁zebra") is not None

@@ -1,5 +1,7 @@
 """Atomic writes: a file is complete or does not exist."""
 
+import errno
+import fcntl
 import json
 import math
 import os
@@ -9,7 +11,7 @@ from typing import BinaryIO
 
 import pytest
 
-from nmt.system.files import check_contained, remove_leftovers, to_json, write_atomically
+from nmt.system.files import check_contained, is_locked, remove_leftovers, to_json, write_atomically
 
 
 def test_content_or_a_writer(tmp_path: Path) -> None:
@@ -76,3 +78,21 @@ def test_json_has_no_infinity() -> None:
     text = to_json({"a": math.inf, "b": [math.nan, 1.5], "c": {"d": -math.inf}, "é": "ü"})
     assert json.loads(text, parse_constant=pytest.fail) == {"a": None, "b": [None, 1.5], "c": {"d": None}, "é": "ü"}
     assert "é" in text
+
+
+def test_a_free_lock_is_free_where_locks_need_write_access(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFS answers EBADF to an exclusive lock on a file that is open for reading only."""
+    real = fcntl.flock
+
+    def flock(file: BinaryIO, operation: int) -> None:
+        if fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, "bad file descriptor")
+        real(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    path = tmp_path / ".lock"
+    path.touch()
+    assert not is_locked(path)
+    with path.open("r+b") as held:
+        real(held, fcntl.LOCK_EX)
+        assert is_locked(path)
