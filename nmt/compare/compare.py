@@ -303,7 +303,7 @@ class Field:
         return bootstrap, self.resampling.paired_randomisation(base_output, output)
 
     def _paired_p(self, entry: Entry, base: Entry) -> float:
-        """Return the largest p of both paired tests and of the fewest sentences that an exact test needs."""
+        """Return the larger p of the two paired tests, but at least the smallest p that an exact test could give."""
         metric = self.ranking.metric
         tests = self._paired_tests(entry, base, [metric])
         return max(
