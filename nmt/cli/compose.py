@@ -12,7 +12,6 @@ from typing import Any, NoReturn, TypeVar, cast
 import hydra
 from hydra import initialize_config_dir
 from hydra._internal.utils import get_args_parser
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -38,19 +37,18 @@ log = logging.getLogger(__name__)
 
 
 def compose(
-    command: str, schema: type[T], overrides: Sequence[str], auto_size: str | None = None
+    command: str, schema: type[T], overrides: Sequence[str], auto_size: str | None = None, started: bool = False
 ) -> tuple[T, dict[str, str]]:
     """Compose and check the configuration of a command from overrides, without changing Hydra's global state.
 
-    Within a command that Hydra has started, its search path applies.
-    size=auto becomes `auto_size`, by default the size for the corpus. Returns the configuration and the choice of each
-    group. Raises UserError with the message that the command would print.
+    size=auto becomes `auto_size`, by default the size for the corpus. started: True if a command has started Hydra,
+    which is then used. Returns the configuration and the choice of each group. Raises UserError with the message that
+    the command would print.
     """
     overrides = with_texts_quoted(overrides, schema)
     for override in check(overrides, command):
         if override.is_sweep_override():
             raise UserError(f"{override.input_line}: several values need a sweep, which this is not")
-    started = GlobalHydra.instance().is_initialized()
     try:
         with nullcontext() if started else initialize_config_dir(str(config_dir()), version_base="1.3"):
             config = hydra.compose(command, list(overrides), return_hydra_config=True)

@@ -136,7 +136,7 @@ def refused_jobs(config: DictConfig, varied: list[str]) -> str | None:
             continue
         tried |= {seed, others}
         try:
-            compose("train", TrainConfig, [*search_path, *job], auto_size="small")
+            compose("train", TrainConfig, [*search_path, *job], auto_size="small", started=True)
             accepted = True
         except UserError as error:
             words = {word.partition("=")[0].lstrip("+"): word for word in job}

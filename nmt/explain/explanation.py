@@ -26,7 +26,7 @@ from nmt.translate.search import Attend
 from nmt.translate.translator import Translation, Translator
 
 COPIES = 32  # copies of a sentence pair in a batch, at most; each gives the gradient of one target token
-CELLS = COPIES * 64 * 64  # copies x target tokens x source tokens, at most: these batches take about a gigabyte
+CELLS = COPIES * 64 * 64  # copies x target tokens x source tokens of a batch, at most: limits its memory
 
 
 @dataclass(frozen=True)

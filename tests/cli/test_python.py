@@ -5,10 +5,13 @@ import os
 from pathlib import Path
 
 import pytest
+from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
 import nmt
+from nmt.cli.compose import compose
 from nmt.config.errors import UserError
+from nmt.config.schema import TrainConfig
 
 
 @pytest.fixture(scope="module")
@@ -118,3 +121,10 @@ def test_mistakes_are_those_of_the_command(overrides: list[str], message: str, t
 def test_files_need_no_choice_of_data(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nowhere"):
         nmt.train(data={"train": tmp_path / "nowhere", "validation": tmp_path / "nowhere"}, directory=tmp_path / "run")
+
+
+def test_the_users_own_hydra_is_not_taken_for_ours(tmp_path: Path) -> None:
+    (tmp_path / "train.yaml").write_text("seed: 9\n")
+    already = pytest.raises(UserError, match="GlobalHydra is already initialized")
+    with initialize_config_dir(str(tmp_path), version_base="1.3"), already:
+        compose("train", TrainConfig, [], auto_size="small")

@@ -118,4 +118,4 @@ def test_every_conflict_has_a_case() -> None:
         subject = next(iter(conflict.values)).removesuffix("reads_keys").removesuffix("takes_window")
         subject = subject.removesuffix("latent")
         tested = any(subject in message and f" needs {conflict.needs}" in message for message in messages)
-        assert tested, f"add to the cases above an override that this refuses: {conflict}"
+        assert tested, f"add to TRAIN or another table above an override that this refuses: {conflict}"
