@@ -164,7 +164,7 @@ class Table(Source):
         `read_table`."""
         self.path, self.name, self.columns, self.header, self.tag = path, str(path), columns, header, tag
         self.has_alignments = len(columns) > 2  # noqa: PLR2004
-        self.files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+        self.files = _files_below(path) if path.is_dir() else [path]
 
     def __iter__(self) -> Iterator[Pair]:
         pairs = _pairs(reading.read_table(self.path, self.columns, self.header), self.columns)
@@ -176,6 +176,8 @@ class HubSplit(Source):
 
     def __init__(self, config: schema.HubData, split: str) -> None:
         self.config, self.split, self.name = config, split, f"{config.id} ({split})"
+        if (folder := Path(config.id)).is_dir():  # `datasets` prefers a folder of this name to the hub
+            self.files = _files_below(folder)
 
     def __iter__(self) -> Iterator[Pair]:
         columns = self.config.source_column, self.config.target_column
@@ -222,6 +224,10 @@ def _text_file(prefix: Path, suffix: str) -> Path:
         if path.is_dir():
             raise UserError(f"{path}: is a folder, not a text file")
     raise UserError(f"{plain}: no such file (nor {plain.name}.gz)")
+
+
+def _files_below(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _exists(prefix: Path, suffix: str) -> bool:
@@ -377,10 +383,8 @@ def _source(name: str, config: schema.Corpus, key: str, tag: str) -> Source:
     if path.exists() and is_table:
         if not isinstance(config, schema.FilesData):
             return Table(path, (config.source_lang, config.target_lang))
-        names = (config.source_lang, config.target_lang) if config.header else ("1", "2")
-        columns = [config.source_column or names[0], config.target_column or names[1]]
         alignments = [config.alignments] if config.alignments and key != "data.extra" else []
-        return Table(path, (*columns, *alignments), config.header, tag)
+        return Table(path, (*config.columns, *alignments), config.header, tag)
     if is_table and not _exists(path, config.source_lang):
         raise UserError(f"{key}={name}: no such table")
     if path.is_file():

@@ -128,6 +128,12 @@ class Tokenizer:
         exists = self._processor.id_to_piece(token) == piece
         return token if exists and token not in {self.pad, self.bos, self.eos} else None
 
+    def vocabulary(self) -> dict[str, int]:
+        """Map the pieces that spell text, spelled as in `pieces`, to their ids: not special symbols, nor bytes."""
+        pieces = enumerate(self.pieces(range(self._processor.get_piece_size())))
+        without = self._processor.is_control, self._processor.is_unknown, self._processor.is_byte
+        return {piece: token for token, piece in pieces if not any(is_one(token) for is_one in without)}
+
     def boundary(self) -> NDArray[np.bool_]:
         """Mark the tokens that do not continue the preceding word -> bool (V,). A token continues the word if it starts
         with a letter, a digit, a hyphen or a combining mark, or is a byte of byte_fallback."""

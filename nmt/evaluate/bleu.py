@@ -37,11 +37,16 @@ _TOKENIZER_OF_LANGUAGE = {
     **dict.fromkeys(("ja", "jpn"), "ja-mecab"),
     **dict.fromkeys(("ko", "kor"), "ko-mecab"),
 }
+# sacreBLEU's tokenizers for text without spaces. TER would take a whole sentence of such text for one word.
+_SPLITS_CHARACTERS = {"zh", "ja-mecab", "char"}
 
 
 @dataclass(frozen=True)
 class ScoreSettings:
-    """sacreBLEU's options `--tokenize` and `--lowercase` for BLEU. chrF and TER use sacreBLEU's defaults."""
+    """sacreBLEU's option `--tokenize` for BLEU, and whether BLEU and chrF ignore case, which TER always does.
+
+    With tokenizers that split Chinese or Japanese, TER splits these languages, too. All else is sacreBLEU's default.
+    """
 
     tokenize: str
     lowercase: bool
@@ -107,8 +112,7 @@ def count(
     if "bleu" not in metrics or not set(metrics) <= set(METRICS):
         raise ValueError(f"metrics: {sorted(metrics)}; allowed: bleu, with any of {', '.join(METRICS[1:])}")
     hypotheses, references = nfc(hypotheses), nfc(references)
-    available: dict[str, BLEU | CHRF | TER] = {"bleu": bleu_metric(settings), "chrf": CHRF(), "ter": TER()}
-    chosen = {name: metric for name, metric in available.items() if name in metrics}
+    chosen = {name: metric for name, metric in _metrics(settings).items() if name in metrics}
     counts = {
         name: np.array(metric._extract_corpus_statistics(hypotheses, [references]), dtype=np.int64)
         for name, metric in chosen.items()
@@ -217,6 +221,12 @@ def score_by_length(counts: Counts, sources: Sequence[str], parts: int = 4) -> l
 def nfc(lines: Sequence[str]) -> list[str]:
     """Normalise lines to Unicode NFC (Normalization Form C)."""
     return [unicodedata.normalize("NFC", line) for line in lines]
+
+
+def _metrics(settings: ScoreSettings) -> dict[str, BLEU | CHRF | TER]:
+    splits = settings.tokenize in _SPLITS_CHARACTERS
+    ter = TER(normalized=splits, asian_support=splits)  # sacreBLEU splits characters only if it also normalises
+    return {"bleu": bleu_metric(settings), "chrf": CHRF(lowercase=settings.lowercase), "ter": ter}
 
 
 def bleu_metric(settings: ScoreSettings) -> BLEU:

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypedDict
-from unicodedata import category, normalize
+from unicodedata import normalize
 
 import numpy as np
 
 from nmt.config.errors import UserError, format_value, nearest
 from nmt.data.tokenizer import Tokenizer, join
-from nmt.translate.phrases import Forbidden, occurrences
+from nmt.translate.phrases import Forbidden, kind_of, occurrences
 from nmt.translate.search import Attend, Guidance
 
 if TYPE_CHECKING:
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 ROUNDING = 1e-3  # the user's attention weights of a step may sum to at most 1 plus this
-HYPHENS, JOINERS = "-\u2010\u2011", "_\u200c\u200d"  # HYPHENS join words, JOINERS the letters of one word
-WORDS = re.compile("w+(?:-w+)*|[-.]")  # matches a word or a lone sign, in the string of the `_kind` of each character
+WORDS = re.compile("w+(?:-w+)*|[-.]")  # matches a word or a lone sign, in the string of the `kind_of` each character
 
 
 class Controls(TypedDict, total=False):
@@ -50,8 +49,8 @@ class Controls(TypedDict, total=False):
     """Source phrase -> its required translation, which must appear at least as often as the source phrase occurs in
     the line. Of source phrases that overlap, the first one counts; of those that start together, the longest one."""
     forbidden: Sequence[str]
-    """Phrases that must not appear in any translation. A longer word is also forbidden if its first pieces spell the
-    phrase."""
+    """Phrases that must not appear in any translation, neither after a space nor after a sign such as "(". A longer
+    word is also forbidden if its first pieces spell the phrase."""
 
 
 def make_guidance(
@@ -254,7 +253,7 @@ class Glossary:
 
     def _words(self, text: str) -> list[str]:
         text = normalize("NFC", text.lower() if self._lowercase else text)
-        return [text[slice(*match.span())] for match in WORDS.finditer("".join(map(_kind, text)))]
+        return [text[slice(*match.span())] for match in WORDS.finditer("".join(map(kind_of, text)))]
 
     def targets(self, line: str) -> Iterator[str]:
         """Yield a phrase that must appear in the line's translation, for each source phrase in the line."""
@@ -268,15 +267,6 @@ class Glossary:
             else:
                 length = 1
             start += length
-
-
-def _kind(character: str) -> str:
-    """Return "w" for a letter, digit or mark, "-" for a hyphen, " " for white space, and "." for anything else."""
-    if character in HYPHENS:
-        return "-"
-    if character.isalnum() or character in JOINERS or category(character).startswith("M"):
-        return "w"
-    return " " if character.isspace() else "."
 
 
 @lru_cache(maxsize=4)
@@ -293,7 +283,7 @@ def _forbidden(tokenizer: Tokenizer, phrases: tuple[str, ...]) -> Forbidden:
     """
     encoded = [tokens[:-1] for tokens in tokenizer.encode(phrases)]
     spelled = ["".join(tokenizer.pieces(tokens)) for tokens in encoded if tokenizer.unk not in tokens]
-    return Forbidden.spelled(spelled, tokenizer.id_of)
+    return Forbidden.spelled(spelled, tokenizer.vocabulary())
 
 
 def _quoted(phrase: str) -> str:

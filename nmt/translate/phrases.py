@@ -9,9 +9,12 @@ Shapes: A active sentences, W live hypotheses and C candidates of each sentence,
 vocabulary.
 """
 
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice, takewhile
 from typing import NamedTuple, Self
+from unicodedata import category
 
 import numpy as np
 import torch
@@ -26,6 +29,7 @@ Phrase = Sequence[int]
 NOTHING: frozenset[str] = frozenset()
 SPACE = "▁"
 START = frozenset([SPACE])  # state before the first token: the space that a phrase starts with counts as read
+HYPHENS, JOINERS = "-\u2010\u2011", "_\u200c\u200d"  # HYPHENS join words, JOINERS the letters of one word
 
 
 class _State(NamedTuple):
@@ -209,38 +213,49 @@ def occurrences(tokens: Sequence[int], phrase: Phrase, boundary: Flags) -> int:
     return count
 
 
+def kind_of(character: str) -> str:
+    """Return "w" for a letter, digit or mark, "-" for a hyphen, " " for white space, and "." for any other sign."""
+    if character in HYPHENS:
+        return "-"
+    if character.isalnum() or character in JOINERS or category(character).startswith("M"):
+        return "w"
+    return " " if character.isspace() else "."
+
+
 class Forbidden:
     """Phrases that no translation may contain, however they are segmented into pieces.
 
     The phrases form an automaton over tokens. Its state is a set of texts: the starts of phrases that the last tokens
-    spell. A token that would complete a phrase is banned.
+    spell. A token that would complete a phrase is banned. A phrase may follow a space, as in "a dog", or a sign, as in
+    "(dog".
     """
 
-    def __init__(self, edges: Mapping[tuple[str, int], str], bans: Mapping[str, Sequence[int]]) -> None:
+    def __init__(
+        self, edges: Mapping[tuple[str, int], str], bans: Mapping[str, Sequence[int]], signs: Collection[int] = ()
+    ) -> None:
         """edges: start of a phrase, token -> the longer start that the token makes of it; bans: start of a phrase ->
-        the tokens that would complete the phrase."""
-        self._edges, self._bans = dict(edges), dict(bans)
+        the tokens that would complete the phrase; signs: the tokens that end with a sign."""
+        self._edges, self._bans, self._signs = dict(edges), dict(bans), frozenset(signs)
 
     @classmethod
-    def spelled(cls, phrases: Iterable[str], id_of: Callable[[str], int | None]) -> Self:
-        """Make the automaton of phrases, each the text of its joined pieces. id_of: piece -> token, None if unknown."""
+    def spelled(cls, phrases: Iterable[str], vocabulary: Mapping[str, int]) -> Self:
+        """Make the automaton of phrases, each the text of its joined pieces. vocabulary: piece -> token."""
         edges: dict[tuple[str, int], str] = {}
         bans: dict[str, list[int]] = {}
+        pieces = sorted(vocabulary)
         for phrase in dict.fromkeys(phrases):
             reached = {0, 1} if phrase[:1] == SPACE else {0}
             for start in range(len(phrase)):
                 if start not in reached:
                     continue
-                for end in range(start + 1, len(phrase) + 1):
-                    token = id_of(phrase[start:end])
-                    if token is None:
-                        continue
-                    reached.add(end)
-                    if end < len(phrase):
+                for end in range(start + 1, len(phrase)):
+                    token = vocabulary.get(phrase[start:end])
+                    if token is not None:
+                        reached.add(end)
                         edges[phrase[:start], token] = phrase[:end]
-                    else:
-                        bans.setdefault(phrase[:start], []).append(token)
-        return cls(edges, bans)
+                if completing := [vocabulary[piece] for piece in _ending(phrase[start:], pieces)]:
+                    bans.setdefault(phrase[:start], []).extend(completing)
+        return cls(edges, bans, [token for piece, token in vocabulary.items() if kind_of(piece[-1]) == "."])
 
     @property
     def always(self) -> tuple[int, ...]:
@@ -252,15 +267,15 @@ class Forbidden:
         position = {token: i for i, token in enumerate(vocabulary.tolist())}
         edges = {(text, position[t]): longer for (text, t), longer in self._edges.items() if t in position}
         bans = {text: [position[t] for t in tokens if t in position] for text, tokens in self._bans.items()}
-        return type(self)(edges, bans)
+        return type(self)(edges, bans, [position[token] for token in self._signs if token in position])
 
     def after(self, state: frozenset[str], token: int) -> frozenset[str]:
         """Advance a state by one token."""
-        start = self._edges.get(("", token))
+        start, initial = self._edges.get(("", token)), START if token in self._signs else NOTHING
         if not state:
-            return NOTHING if start is None else frozenset([start])
+            return initial if start is None else initial | {start}
         texts = {self._edges.get((text, token)) for text in state} | {start}
-        return frozenset(text for text in texts if text is not None)
+        return initial | {text for text in texts if text is not None}
 
     def banned(self, state: frozenset[str]) -> set[int]:
         """Return the tokens that may not follow in this state, besides those of `always`."""
@@ -274,6 +289,16 @@ class Forbidden:
                 return True
             state = self.after(state, token)
         return False
+
+
+def _ending(text: str, pieces: Sequence[str]) -> Iterator[str]:
+    """Yield the piece `text` itself, and the longer ones that go on with a sign, as "dog." does. pieces: sorted."""
+    first = bisect_right(pieces, text)
+    if first and pieces[first - 1] == text:
+        yield text
+    for piece in takewhile(lambda piece: piece.startswith(text), islice(pieces, first, None)):
+        if kind_of(piece[len(text)]) == ".":
+            yield piece
 
 
 class Watch(Follower):

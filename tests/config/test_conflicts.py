@@ -66,6 +66,8 @@ TRAIN = {
     "attention=none search.coverage_penalty=0.2": "search.coverage_penalty=0.2 needs an attention, .*; set it to 0",
     "attention=luong_location attention/normalizer=fertility": "kind=fertility needs a score of .*score.kind=location",
     "attention=sparsemax training.guided_alignment=1": "guided_alignment=1.0 needs .* attention.normalizer.kind=spa",
+    f"{HUB} data.source_column=x data.target_column=x": "target_column=x needs another column.*source_column=x; cha",
+    f"{FILES} data.source_column=de": "target_column=null needs another column: .*but source_column=de; change",
     f"{HUB} training.guided_alignment=1": "guided_alignment=1.0 needs .*data.kind=hub; give data=files with data.align",
     f"{FILES} training.guided_alignment=1": "guided_alignment=1.0 needs .*data.kind=files and data.alignments=null;",
     f"{HUB} validation.monitor=aer": "validation.monitor=aer needs .*data.kind=hub; .* or monitor bleu or loss",

@@ -1,6 +1,7 @@
 """Reading parallel text in all supported formats, and the errors for damaged text."""
 
 import gzip
+import json
 import re
 from collections.abc import Callable, Iterable
 from itertools import chain
@@ -18,6 +19,7 @@ from nmt.config.errors import UserError
 from nmt.config.schema import data as schema
 from nmt.data import text as reading
 from nmt.data.corpus import Pair, Source, count_pairs, locate, splits
+from nmt.data.prepare import fingerprint_of
 
 TEXTS = [
     ("a cat", "une chatte"),
@@ -227,6 +229,22 @@ def test_a_hub_corpus_is_loaded_by_its_splits_and_columns(monkeypatch: pytest.Mo
     config = data_config(*names, "data.source_lang=de", "data.target_lang=en")
     assert pairs_of(splits(config)["test"]) == [Pair("a", "b")]
     assert requests == [(("o/n", "de-en"), {"split": "test", "revision": "v1"})]
+
+
+def test_the_files_of_a_folder_named_as_id_determine_its_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("o/n").mkdir(parents=True)
+    table = Path("o/n/train.jsonl")
+    table.write_text('{"de": "a", "en": "b"}\n')
+    values = values_of("train", ["data=hub", "data.id=o/n", "data.source_lang=de", "data.target_lang=en"])
+    config = TypeAdapter(schema.Data).validate_python(values["data"])
+    tokenizer = TypeAdapter(schema.TokenizerConfig).validate_python(values["tokenizer"])
+    assert [source.files for source in splits(config)["train"]] == [[table]]
+    digests = []
+    for text in ("b", "c"):
+        table.write_text(json.dumps({"de": "a", "en": text}) + "\n")
+        digests.append(fingerprint_of(config, tokenizer))
+    assert digests[0] != digests[1]
 
 
 @pytest.mark.parametrize(

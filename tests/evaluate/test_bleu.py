@@ -47,9 +47,18 @@ MIXED_13A = ScoreSettings(tokenize="13a", lowercase=False)
 def test_scores_and_signatures_are_sacrebleus(pair: tuple[list[str], list[str]], settings: ScoreSettings) -> None:
     found = score(*pair, settings).as_dict()
     bleu = BLEU(tokenize=settings.tokenize, lowercase=settings.lowercase, force=True)
-    for name, metric in {"bleu": bleu, "chrf": CHRF(), "ter": TER()}.items():
+    asian = settings.tokenize == "zh"
+    others = CHRF(lowercase=settings.lowercase), TER(normalized=asian, asian_support=asian)
+    for name, metric in zip(METRICS, (bleu, *others), strict=True):
         assert found[name] == round(metric.corpus_score(pair[0], [pair[1]]).score, 4)
         assert found["signature" if name == "bleu" else f"{name}_signature"] == str(metric.get_signature())
+
+
+def test_ter_counts_chinese_by_characters_and_chrf_ignores_case_as_bleu_does() -> None:
+    assert score(["我们今天去学校。"], ["我们今天去了学校。"], ScoreSettings("zh", False)).ter == pytest.approx(100 / 9)
+    lower = [line.lower() for line in ENGLISH[1]]
+    scores = score(lower, ENGLISH[1], ScoreSettings("13a", True))
+    assert (scores.bleu, scores.chrf, scores.ter) == pytest.approx((100, 100, 0))
 
 
 def test_composed_and_decomposed_characters_are_the_same() -> None:

@@ -219,7 +219,7 @@ PHRASES = ["▁ab▁a", "▁b"]
 
 def spelled(phrases: list[str]) -> Forbidden:
     ids = {piece: token for token, piece in PIECES.items()}
-    return Forbidden.spelled(phrases, ids.get)
+    return Forbidden.spelled(phrases, ids)
 
 
 def bad(tokens: list[int]) -> bool:
@@ -258,3 +258,27 @@ def test_tokens_contain_a_phrase_or_not() -> None:
     for length in range(1, 5):
         for tokens in itertools.product(PIECES, repeat=length):
             assert forbidden.contained(tokens) == bad(list(tokens)), tokens
+
+
+@pytest.mark.parametrize(
+    ("pieces", "expected"),
+    [
+        (["▁a", "▁dog."], True),  # a piece that goes on with a sign
+        (["▁a", "▁dogs"], False),
+        (["▁a", "▁dog-"], False),  # the start of a longer word
+        (['▁"', "dog"], True),  # after a sign
+        (["▁a", '"', "do", "g."], True),
+        (["▁a", "▁", "do", "g"], True),
+        (["▁-", "dog"], False),  # a hyphen joins words
+        (["▁a", "dog"], False),
+        (['▁"', "▁dogs", "dog"], False),
+    ],
+)
+def test_signs_before_and_after_a_phrase_do_not_hide_it(pieces: list[str], expected: bool) -> None:
+    names = ["▁a", "▁dog", "▁dog.", "▁dogs", "▁dog-", '▁"', '"', "dog", "do", "g", "g.", "▁", "▁-"]
+    vocabulary = {piece: token for token, piece in enumerate(names)}
+    forbidden = Forbidden.spelled(["▁dog"], vocabulary)
+    assert forbidden.contained([vocabulary[piece] for piece in pieces]) == expected
+    order = np.array([token for token in reversed(range(len(names)))])
+    smaller = forbidden.within(order)  # the same with other numbers, as a shortlist gives
+    assert smaller.contained([int(np.flatnonzero(order == vocabulary[piece])[0]) for piece in pieces]) == expected

@@ -74,9 +74,21 @@ class FilesData(Corpus):
             {"target_lang": ANY, "source_lang": ANY},
             "another language or column: the same text is on both sides",
             "set source_lang and target_lang, or source_column and target_column",
-            lambda data: (data.source_lang, data.source_column) == (data.target_lang, data.target_column),
+            lambda data: data.source_lang == data.target_lang and data.columns[0] == data.columns[1],
+        ),
+        Conflict(
+            {"target_column": ANY, "source_column": ANY},
+            "another column: the same text is on both sides",
+            "change one of them",
+            lambda data: data.source_lang != data.target_lang and data.columns[0] == data.columns[1],
         ),
     )
+
+    @property
+    def columns(self) -> tuple[str, str]:
+        """The columns of source and target in tables: by default named after the languages, else the first two."""
+        names = (self.source_lang, self.target_lang) if self.header else ("1", "2")
+        return self.source_column or names[0], self.target_column or names[1]
 
 
 class Splits(Section):
@@ -95,6 +107,15 @@ class HubData(Corpus):
     target_column: Name
     path: PathName | None
     path_splits: Splits
+
+    conflicts = (
+        Conflict(
+            {"target_column": ANY, "source_column": ANY},
+            "another column: the same text is on both sides",
+            "change one of them",
+            lambda data: data.source_column == data.target_column,
+        ),
+    )
 
 
 Code = Annotated[str, Field(pattern=r"^[A-Za-z][\w.-]*$", max_length=100)]  # language code, which becomes part of a tag
