@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import tabulate
+import torch
 
 from nmt.cli.app import log_to_stream, output_folder
 from nmt.cli.commands import changed_settings, run_score_settings
@@ -162,10 +163,13 @@ def train(*overrides: str, data: str | Mapping[str, object] | None = None, direc
     if is_complete(run, config, {FINISHED}):
         log.info("%s: already finished: skipped", path)
         return Run(path)
+    threads = torch.get_num_threads()
     try:
         run = train_run(config, path, words, choices)
     except Interrupted as stop:
         raise KeyboardInterrupt(f'stopped by {stop}; go on with nmt.train("run={path}")') from None
+    finally:
+        torch.set_num_threads(threads)
     return Run(run.path)
 
 

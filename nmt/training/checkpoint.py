@@ -3,6 +3,7 @@
 import logging
 import math
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -114,6 +115,7 @@ class StopSignals:
 
     A cluster's launcher may have installed handlers (submitit: SIGUSR2 saves and requeues the job, SIGTERM is ignored).
     Its SIGTERM and SIGHUP handlers stay. SIGUSR2 is recorded, and its handler is called once the checkpoint is saved.
+    Outside the main thread, where Python allows no handlers, nothing is recorded.
     """
 
     def __init__(self) -> None:
@@ -122,6 +124,8 @@ class StopSignals:
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
+        if threading.current_thread() is not threading.main_thread():
+            return self
         recorded = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
         if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
             recorded.append(signal.SIGINT)

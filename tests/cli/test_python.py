@@ -2,9 +2,11 @@
 
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
@@ -92,6 +94,18 @@ def test_a_run_goes_on_with_more_updates(run: nmt.Run) -> None:
 
 
 @pytest.mark.slow
+def test_a_thread_of_a_program_can_train(tiny: list[str], tmp_path: Path) -> None:
+    def work() -> tuple[nmt.Run, int]:
+        torch.set_num_threads(1)
+        run = nmt.train(*tiny, "threads=2", directory=tmp_path / "run")
+        return run, torch.get_num_threads()
+
+    with ThreadPoolExecutor(1) as pool:
+        trained, threads = pool.submit(work).result()
+    assert trained.scores["test"]["sentences"] > 0
+    assert threads == 1  # as before
+
+
 def test_runs_are_compared(run: nmt.Run, tiny: list[str], tmp_path: Path) -> None:
     other = nmt.train(*tiny, "attention=none", data="demo", directory=tmp_path / "other")
     comparison = nmt.compare_runs([run, other.path], "baseline=none", output=tmp_path / "comparison")
