@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -29,6 +30,7 @@ from nmt.config.compose import validated_union
 from nmt.config.errors import UserError
 from nmt.config.schema.base import Count, CountOrZero, Section
 from nmt.config.schema.training import LOWER_IS_BETTER
+from nmt.system.files import try_lock
 from nmt.system.run import PRUNED, RunDirectory
 
 JOURNAL = "optuna.journal"  # file in the sweep's directory in which Optuna stores the trials
@@ -65,7 +67,7 @@ class OptunaSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> None:
         """Run the search; Hydra calls this with the overrides from the command line."""
-        optuna = _optuna()
+        _optuna()  # raises UserError if it is not installed
         overrides = [*(f"{key}={value}" for key, value in self.params.items()), *arguments]
         parsed = OverridesParser.create(self._loader).parse_overrides(overrides)
         last = {override.get_key_element(): override for override in parsed}
@@ -74,7 +76,12 @@ class OptunaSweeper(Sweeper):
         if not space:
             raise UserError("hydra/sweeper=optuna: nothing to search; give a key several values or an interval(a,b)")
         self._directory.mkdir(parents=True, exist_ok=True)
-        monitor = self._config.validation.monitor
+        with _locked_journal(self._directory):
+            self._search(space)
+
+    def _search(self, space: Mapping[str, Any]) -> None:
+        """Run the trials that are missing. space: key -> Optuna's distribution."""
+        optuna, monitor = _optuna(), self._config.validation.monitor
         study = optuna.create_study(
             study_name=STUDY,
             storage=_storage(self._directory),
@@ -216,6 +223,18 @@ def _optuna() -> Any:  # noqa: ANN401
         raise UserError("hydra/sweeper=optuna needs another package: pip install optuna") from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
+
+
+@contextmanager
+def _locked_journal(directory: Path) -> Iterator[None]:
+    """Lock the journal of a search, and remove a last line of which a killed search wrote only a part. Raises UserError
+    if another process searches there."""
+    with (directory / JOURNAL).open("a+b") as journal:
+        if not try_lock(journal.fileno(), directory / JOURNAL):
+            raise UserError(f"{directory}: another process is searching there; wait for it or stop it")
+        journal.seek(0)
+        journal.truncate(journal.read().rfind(b"\n") + 1)
+        yield
 
 
 def _storage(directory: Path) -> Any:  # noqa: ANN401

@@ -1,5 +1,6 @@
 """Sweeps as a user runs them: names of jobs, failures, the table of results, and continuation after a kill."""
 
+import fcntl
 import json
 import os
 import re
@@ -25,6 +26,7 @@ from nmt.cli.optuna_sweeper import OptunaSweeper
 from nmt.cli.sweep import job_name, refused_jobs
 from nmt.compare.jobs import planned_jobs
 from nmt.config.compose import config_dir
+from nmt.config.errors import UserError
 from nmt.system.files import read_lines
 
 NMT_TRAIN = Path(sys.executable).parent / "nmt-train"
@@ -334,33 +336,52 @@ def test_optuna_searches_prunes_and_goes_on_where_it_was_killed(tmp_path: Path) 
     assert "sweep: holds another search (fixed: " in other.stderr
 
 
+def searching(folder: Path, scores: list[float], monitor: str = "bleu", n_trials: int = 4) -> OptunaSweeper:
+    """Return a sweeper whose launcher appends to `scores` the score of each job, which is its learning rate."""
+
+    class Launcher:
+        def launch(self, jobs: list[list[str]], first: int) -> list[JobReturn]:
+            del first
+            score = float(jobs[0][0].removeprefix("optimizer.lr="))
+            scores.append(score)
+            config = OmegaConf.create({"hydra": {"runtime": {"output_dir": str(folder / "no run")}}})
+            return [JobReturn(hydra_cfg=config, status=JobStatus.COMPLETED, _return_value=score)]
+
+    settings = {"n_trials": n_trials, "n_jobs": 1, "sampler": "random", "pruner": "none", "startup_trials": 0}
+    search = OptunaSweeper(None, **settings)
+    search._directory, search._launcher = folder, Launcher()
+    search._loader = SimpleNamespace(load_sweep_config=lambda config, overrides: None)
+    search._config = OmegaConf.create({"seed": 1, "validation": {"monitor": monitor}, "hydra": {"launcher": {}}})
+    return search
+
+
 @pytest.mark.parametrize(("monitor", "best"), [("bleu", max), ("loss", min)])
 def test_a_search_keeps_the_best_trial(
     monitor: str, best: Callable[[Iterable[float]], float], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("optuna")
     scores: list[float] = []
-
-    class Launcher:
-        """Stands in for a launcher: the score of a job is its learning rate."""
-
-        def launch(self, jobs: list[list[str]], first: int) -> list[JobReturn]:
-            del first
-            score = float(jobs[0][0].removeprefix("optimizer.lr="))
-            scores.append(score)
-            config = OmegaConf.create({"hydra": {"runtime": {"output_dir": str(tmp_path / "no run")}}})
-            return [JobReturn(hydra_cfg=config, status=JobStatus.COMPLETED, _return_value=score)]
-
-    settings = {"n_trials": 4, "n_jobs": 1, "sampler": "random", "pruner": "none", "startup_trials": 0}
-    search = OptunaSweeper(None, **settings)
-    search._directory, search._launcher = tmp_path, Launcher()
-    search._loader = SimpleNamespace(load_sweep_config=lambda config, overrides: None)
-    search._config = OmegaConf.create({"seed": 1, "validation": {"monitor": monitor}, "hydra": {"launcher": {}}})
     with caplog.at_level("INFO"):
-        search.sweep(["optimizer.lr=interval(0.1,0.9)"])
+        searching(tmp_path, scores, monitor).sweep(["optimizer.lr=interval(0.1,0.9)"])
     kept = best(scores)
     assert len(set(scores)) == 4
     assert f"best trial: {scores.index(kept)}, validation {monitor} {kept:.4f}" in caplog.text
+
+
+def test_a_search_goes_on_after_half_a_line_and_only_one_process_searches(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    scores: list[float] = []
+    searching(tmp_path, scores).sweep(["optimizer.lr=interval(0.1,0.9)"])
+    with (tmp_path / "optuna.journal").open("a") as journal:
+        journal.write('{"op_code": 6, "wor')
+    for trials in (5, 6):  # the line would disturb only the second search that follows it
+        searching(tmp_path, scores, n_trials=trials).sweep(["optimizer.lr=interval(0.1,0.9)"])
+        assert len(scores) == trials
+    with (tmp_path / "optuna.journal").open("a") as journal:
+        fcntl.flock(journal, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="another process is searching there"):
+            searching(tmp_path, scores, n_trials=7).sweep(["optimizer.lr=interval(0.1,0.9)"])
+    assert len(scores) == 6
 
 
 @pytest.mark.slow
