@@ -3,7 +3,7 @@
 Utilisation is the rate (FLOP/s) of an update's matrix products, divided by the rate of one large product. It resembles
 the model FLOPs utilisation of Chowdhery et al. (2022, "PaLM", appendix B), who divide by the device's peak rate. Only
 the FLOPs of one forward and one backward pass of the model count, even if the objective computes more (R-Drop's second
-pass, sampled alignments).
+pass, an inference network).
 """
 
 import copy
@@ -38,10 +38,12 @@ def ideal_seconds(trainer: Trainer, cache: Path) -> float:
     """
     numbers = np.linspace(0, len(trainer.plan) - 1, SENTENCES).astype(int)
     pairs = [batch for number in numbers for batch in trainer.batches.load(trainer.plan[number][:1], 0)]
-    return flops_per_token(trainer.model, pairs) / cached_product_rate(trainer.machine, cache)
+    return flops_per_token(trainer.model, pairs, trainer.objective.token_loss.pad) / cached_product_rate(
+        trainer.machine, cache
+    )
 
 
-def flops_per_token(model: Seq2Seq, batches: Sequence[Batch]) -> float:
+def flops_per_token(model: Seq2Seq, batches: Sequence[Batch], pad: int) -> float:
     """Count the FLOPs of an update's matrix products, per target token of these batches, which are on the CPU.
 
     Counts the forward pass and multiplies by 3, because the backward pass takes twice the FLOPs of the forward pass.
@@ -51,7 +53,7 @@ def flops_per_token(model: Seq2Seq, batches: Sequence[Batch]) -> float:
     with torch.random.fork_rng(devices=[]), FlopCounterMode(display=False) as counter:
         for batch in batches:
             decoded = double(batch.source, batch.lengths, batch.target_in)
-            double.output(decoded.readouts)
+            double.log_probs(decoded.prediction, batch.target_out, pad)
     return float(3 * counter.get_total_flops() / sum(batch.target_tokens for batch in batches))
 
 
