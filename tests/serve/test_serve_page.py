@@ -191,6 +191,30 @@ def test_a_steered_step_attends_there(page: Page, translator: Translator) -> Non
     page.wait(lambda: page.best() == own.text)
 
 
+def test_the_focus_stays_when_a_steering_is_removed(page: Page) -> None:
+    for step in (0, 1):
+        page.js("arguments[0].focus()", page.cell(step, 1))
+        page.press(Keys.ENTER)
+        page.wait(lambda step=step: page.weight(step, 1) == 1)
+    focus = "return document.activeElement.ariaLabel ?? document.activeElement.id"
+    page.js("arguments[0].focus()", page.find("#steerings li button")[1])
+    page.press(Keys.ENTER)
+    page.wait(lambda: page.text("#status").endswith(" s") and len(page.find("#steerings li")) == 1)
+    assert page.js(focus) == "remove the steering of step 1"
+    page.press(Keys.ENTER)
+    page.wait(lambda: not page.find("#steerings li"))
+    assert page.js(focus) == "tab-alignment"
+
+
+def test_a_failed_explanation_has_one_message(page: Page) -> None:
+    refused = "Promise.resolve(new Response('{}', {status: 500}))"
+    page.js(f"const ask = fetch; window.fetch = (to, o) => String(to).includes('explain') ? {refused} : ask(to, o)")
+    page.choose("#weights", "saliency")
+    page.wait(lambda: page.text("#alignment-status") != "")
+    assert not page.one("#notice").is_displayed()
+    assert not page.one("#pictures").is_displayed()
+
+
 def test_saliency_and_window_come_from_the_service(page: Page, translator: Translator) -> None:
     page.choose("#weights", "saliency")
     expected = explain(translator, LINE, translator.translate([LINE])[0].tokens)

@@ -134,6 +134,7 @@ export class Alignment {
       this.#draw(answer);
     } catch (error) {
       status.textContent = error.message;
+      if (!this.#view) byId("notice").hidden = true; // it says "Computing…"
     }
   }
 

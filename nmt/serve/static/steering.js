@@ -1,6 +1,6 @@
 // Steering: at some steps, the model must attend to a source position that the user has chosen.
 
-import { element, isolated, visible } from "./dom.js";
+import { byId, element, isolated, visible } from "./dom.js";
 
 export class Steering {
   #positions = new Map(); // step -> source position
@@ -50,9 +50,11 @@ export class Steering {
 
 // Shows the list of steerings, each with a button that removes it. `before` is the translation without steering, or null.
 export function showSteerings(box, steering, { tokens, sourceTokens, before, remove, clear }) {
+  const focused = [...box.querySelectorAll("button")].indexOf(document.activeElement); // -1: none of its buttons
   box.hidden = !steering.size;
   if (!steering.size) {
     box.replaceChildren();
+    if (focused >= 0) byId("tab-alignment").focus();
     return;
   }
   const items = steering.cells.map(([step, position]) => {
@@ -73,4 +75,5 @@ export function showSteerings(box, steering, { tokens, sourceTokens, before, rem
     element("ul", {}, items),
     ...[without].filter(Boolean),
   );
+  if (focused >= 0) [...box.querySelectorAll("button")].slice(0, focused + 1).at(-1).focus();
 }
