@@ -21,6 +21,7 @@ def card(
     *,
     parameters: int,
     weight_bytes: int,
+    half: bool,
     license: str | None,
     checkpoint: str,
     **values: object,
@@ -28,8 +29,8 @@ def card(
     """Fill in the template.
 
     manifest, results: the content of these two JSON files in the archive; `results` maps each split to its scores.
-    values: the other variables of the template: `pictures`, `chosen` (whether the user chose the sentences of the
-    pictures) and `names` (the names of all files in the archive).
+    half: the weights are rounded to 16 bits. values: the other variables of the template: `pictures`, `chosen` (whether
+    the user chose the sentences of the pictures) and `names` (the names of all files in the archive).
     """
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -52,7 +53,7 @@ def card(
         "Vocabulary": _vocabulary(config, manifest),
         "Size": f"{parameters:,} parameters, {weight_bytes / 1e6:,.1f} MB of weights",
         "Training": _training(manifest.get("training", {}), start),
-        "Checkpoint": checkpoint,
+        "Checkpoint": checkpoint + (half * "; weights rounded to fp16, scores measured before this"),
         "Search": " ".join(f"search.{key}={value}" for key, value in search.items()),
     }
     signatures = {

@@ -80,6 +80,7 @@ def contents(
             file_name,
             parameters=parameters,
             weight_bytes=len(weights),
+            half=half,
             license=license,
             checkpoint=f"{checkpoint} (update {step:,})",
             pictures=pictures,

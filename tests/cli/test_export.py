@@ -5,11 +5,14 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import TINY
 from forks import call
+from safetensors.torch import load
 
 from nmt.export import contents as module
 from nmt.export.contents import contents, shared_config, shared_manifest
+from nmt.system.files import WEIGHTS
 from nmt.system.run import RunDirectory, load_values
 
 pytestmark = pytest.mark.system
@@ -124,6 +127,17 @@ def test_an_archive_cannot_be_resumed(model: Path, refused) -> None:  # noqa: AN
     refused(
         "run=model.nmt: is a file; an archive cannot be resumed, but training.start_from=", "nmt-train", "run=model.nmt"
     )
+
+
+def test_weights_of_16_bits_take_half_the_space_and_the_card_says_so(home: Path) -> None:
+    run = RunDirectory.existing(str(home / "run"))
+    whole, half = (contents(run, "model.nmt", half=half) for half in (False, True))
+    weights = [load(packed[WEIGHTS]) for packed in (whole, half)]
+    for name, weight in weights[0].items():
+        assert torch.equal(weights[1][name], weight.half() if weight.is_floating_point() else weight)
+    assert len(half[WEIGHTS]) < 0.6 * len(whole[WEIGHTS])
+    said = "weights rounded to fp16, scores measured before this"
+    assert [said in packed["README.md"].decode() for packed in (whole, half)] == [False, True]
 
 
 def test_an_existing_file_stays_unless_told(home: Path, refused) -> None:  # noqa: ANN001
