@@ -4,6 +4,7 @@ samples one position from the distribution; REINFORCE (`Policy`) trains it.
 Shapes: B batch, T target positions, W source positions in the window (all S if it is global), Q size of a query.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -146,19 +147,24 @@ class Policy(nn.Module):
 
     The baseline b_t is either learned or moving. A learned baseline is a linear function of the query. A moving
     baseline is the running mean reward of a token, times the discounted number of remaining tokens, sum_{t' >= t}
-    discount^(t' - t).
+    discount^(t' - t). Both start near the reward of a model that knows nothing, the log-probability of a uniform guess.
     """
 
     mean_reward: Tensor  # () mean reward of a token, for a moving baseline
 
-    def __init__(self, query_dim: int, baseline: str, *, discount: float, entropy_weight: float) -> None:
-        """baseline: "learned" or "moving". entropy_weight: factor of the distribution's entropy, which is
-        subtracted from the loss."""
+    def __init__(
+        self, query_dim: int, baseline: str, *, vocabulary: int, discount: float, entropy_weight: float
+    ) -> None:
+        """baseline: "learned" or "moving". vocabulary: number of target tokens. entropy_weight: factor of the
+        distribution's entropy, which is subtracted from the loss."""
         super().__init__()
         self.discount, self.entropy_weight = discount, entropy_weight
         self.learned = nn.Linear(query_dim, 1) if baseline == "learned" else None
+        guess = torch.tensor(-math.log(vocabulary))
         if self.learned is None:
-            self.register_buffer("mean_reward", torch.zeros(()))
+            self.register_buffer("mean_reward", guess)
+        else:
+            nn.init.constant_(self.learned.bias, guess.item())
 
     def forward(self, choice: Choice, log_probs: Tensor, real: Tensor) -> PolicyLoss:
         """Compute the loss terms. log_probs: (B, T), the rewards of the target tokens; real: bool (B, T), False at

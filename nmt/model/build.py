@@ -110,7 +110,7 @@ def _modules(config: schema.Model, source_vocab: int, target_vocab: int, pad: tu
         bridge,
         decoder,
         output,
-        build_policy(attention, config.decoder.hidden),
+        build_policy(attention, config.decoder.hidden, target_vocab),
         _inference(config, encoder.output_dim),
         embedding_dropout=EmbeddingDropout(embedding.dropout, embedding.word_dropout),
     )
@@ -121,7 +121,8 @@ def initialize(model: Seq2Seq) -> None:
     """Set all parameters to random initial values.
 
     Matrices are Glorot-uniform, recurrent matrices orthogonal (Saxe et al. 2014), biases zero. Embeddings have a length
-    of about 1, and the embedding of padding is 0. Scalars and layer norms keep the initial values of their modules.
+    of about 1, and the embedding of padding is 0. Scalars, layer norms and the bias of a policy's baseline keep the
+    initial values of their modules.
 
     At first, an LSTM's input and output gates are half open, so that its output is about a quarter of its candidate and
     the output of several layers hardly depends on the words. Therefore the candidate's input matrix is multiplied by 4.
@@ -129,7 +130,12 @@ def initialize(model: Seq2Seq) -> None:
     embeddings = {model.source_embedding, model.target_embedding}
     tables = [embedding.weight for embedding in embeddings]
     for name, parameter in model.named_parameters():
-        if any(parameter is table for table in tables) or parameter.dim() == 0 or ".norm." in name:
+        if (
+            any(parameter is table for table in tables)
+            or parameter.dim() == 0
+            or ".norm." in name
+            or name == "policy.learned.bias"
+        ):
             continue
         if "weight_hh" in name:
             for gate in torch.split(parameter, parameter.shape[1]):
@@ -257,12 +263,18 @@ def build_attention(
     return MultiHeadAttention(inner, query_dim, memory_dim, projection.dim, projection.heads)
 
 
-def build_policy(config: schema.Attention, query_dim: int) -> Policy | None:
+def build_policy(config: schema.Attention, query_dim: int, vocabulary: int) -> Policy | None:
     """Build the policy that trains sampled positions; None for any other alignment."""
     if not isinstance(config, schema.ScoredAttention) or not isinstance(config.alignment, schema.Sampled):
         return None
     sampled = config.alignment
-    return Policy(query_dim, sampled.baseline, discount=sampled.discount, entropy_weight=sampled.entropy_weight)
+    return Policy(
+        query_dim,
+        sampled.baseline,
+        vocabulary=vocabulary,
+        discount=sampled.discount,
+        entropy_weight=sampled.entropy_weight,
+    )
 
 
 def _attention(

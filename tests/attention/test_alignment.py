@@ -5,6 +5,7 @@ Frequencies and means over N draws may differ from their expectation by 4.5 stan
 """
 
 import itertools
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -117,7 +118,7 @@ def problem() -> Problem:
 
 
 def policy_of(baseline: str, discount: float = 1.0, entropy_weight: float = 0.0) -> Policy:
-    policy = Policy(Q, baseline, discount=discount, entropy_weight=entropy_weight)
+    policy = Policy(Q, baseline, vocabulary=20, discount=discount, entropy_weight=entropy_weight)
     return policy.double() if baseline == "learned" else policy
 
 
@@ -195,11 +196,14 @@ LOG_PROBS = torch.tensor([[-1.0, -2.0, -4.0], [-8.0, -100.0, -100.0]]).double()
 def test_the_moving_mean_follows_the_updates() -> None:
     policy = policy_of("moving").train()
     policy(simple_choice(torch.zeros(2, 3).double()), LOG_PROBS, REAL)
-    assert policy.mean_reward == 0  # only the update, which has the mean over the whole batch, changes it
+    guess = -math.log(20)
+    assert policy.mean_reward.item() == pytest.approx(
+        guess
+    )  # only the update, which has the mean of the batch, changes it
     policy.after_update(torch.tensor(-4.0))
-    assert policy.mean_reward.item() == pytest.approx(0.1 * -4)
+    assert policy.mean_reward.item() == pytest.approx(0.9 * guess + 0.1 * -4)
     policy.after_update(torch.tensor(-4.0))
-    assert policy.mean_reward.item() == pytest.approx(0.1 * -4 + 0.9 * 0.1 * -4)
+    assert policy.mean_reward.item() == pytest.approx(0.9 * (0.9 * guess + 0.1 * -4) + 0.1 * -4)
     assert "mean_reward" in policy.state_dict()
 
 

@@ -159,6 +159,19 @@ def test_a_baseline_neither_uses_up_the_gradients_limit_nor_depends_on_the_polic
     assert torch.stack([gradient.norm() for gradient in gradients]).norm() <= 1.001
 
 
+@pytest.mark.parametrize("baseline", ["learned", "moving"])
+def test_before_training_the_baseline_is_near_the_rewards(baseline: str, train_config: Config) -> None:
+    model, _, batch = setup(train_config(*STILL, "attention=hard", f"attention.alignment.baseline={baseline}"))
+    decoded = model(batch.source, batch.lengths, batch.target_in)
+    rewards = model.log_probs(decoded.prediction, batch.target_out, 0)
+    assert decoded.attention is not None
+    assert decoded.attention.choice is not None
+    choice = decoded.attention.choice._replace(log_prob=torch.ones_like(rewards), entropy=torch.zeros_like(rewards))
+    assert model.policy is not None
+    advantage = -model.policy(choice, rewards, batch.target_out != 0).loss / batch.target_tokens
+    assert abs(advantage) < 0.2 * abs(rewards.sum() / batch.target_tokens)
+
+
 @pytest.mark.parametrize("normalizer", ["softmax", "linear_chain"])
 def test_the_bound_is_below_the_likelihood(normalizer: str, train_config: Config) -> None:
     model, objective, batch = setup(train_config(*STILL, *VARIATIONAL, *ALL, f"attention/normalizer={normalizer}"))
