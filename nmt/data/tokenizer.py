@@ -43,6 +43,10 @@ CHARACTERS = [chr(code) for code in range(0x30000)]  # characters from U+30000 o
 BYTE_ORDER_MARK = "\ufeff"
 
 Lines = Callable[[], Iterator[str]]
+# Matches the letters of Thai, Lao, Burmese, Khmer, Japanese and Chinese, which write no space between words.
+SPACELESS = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005\u3041-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
+)
 LONE_SURROGATES = re.compile("[\ud800-\udfff]")  # possible in Python strings, but not in UTF-8
 
 
@@ -128,6 +132,17 @@ class Tokenizer:
         exists = self._processor.id_to_piece(token) == piece
         return token if exists and token not in {self.pad, self.bos, self.eos} else None
 
+    def encode_phrase(self, phrase: str) -> list[int]:
+        """Segment a phrase as in the middle of a sentence, without </s>. In a script without spaces, its first piece
+        has no "▁"."""
+        tokens = self.encode([phrase])[0][:-1]
+        if not SPACELESS.match(phrase) or not tokens:
+            return tokens
+        first = self.pieces(tokens[:1])[0].removeprefix(WORD_START)
+        pieces = [first] if self.id_of(first) is not None else list(first)
+        ids = [token for piece in pieces if (token := self.id_of(piece)) is not None]
+        return [*ids, *tokens[1:]] if len(ids) == len(pieces) else tokens
+
     def vocabulary(self) -> dict[str, int]:
         """Map the pieces that spell text, spelled as in `pieces`, to their ids: not special symbols, nor bytes."""
         pieces = enumerate(self.pieces(range(self._processor.get_piece_size())))
@@ -136,9 +151,15 @@ class Tokenizer:
 
     def boundary(self) -> NDArray[np.bool_]:
         """Mark the tokens that do not continue the preceding word -> bool (V,). A token continues the word if it starts
-        with a letter, a digit, a hyphen or a combining mark, or is a byte of byte_fallback."""
-        pieces = self.pieces(range(self.vocab_size))
-        return np.array([not (CONTINUATION.match(piece) or category(piece[0])[0] == "M") for piece in pieces])
+        with a letter, a digit, a hyphen or a combining mark, or is a byte of byte_fallback. Letters of scripts without
+        spaces continue no word."""
+
+        def continues(piece: str) -> bool:
+            if category(piece[0])[0] == "M":
+                return True
+            return CONTINUATION.match(piece) is not None and not SPACELESS.match(piece)
+
+        return np.array([not continues(piece) for piece in self.pieces(range(self.vocab_size))])
 
     def surfaces(self, lines: Sequence[str]) -> list[list[str]]:
         """Segment lines into the same pieces as `encode`, but show unknown pieces as they stand in the text instead of

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 ROUNDING = 1e-3  # the user's attention weights of a step may sum to at most 1 plus this
-WORDS = re.compile("w+(?:-w+)*|[-.]")  # matches a word or a lone sign, in the string of the `kind_of` each character
+WORDS = re.compile("w+(?:-w+)*|[-.c]")  # matches a word or a lone sign, in the string of the `kind_of` each character
 
 
 class Controls(TypedDict, total=False):
@@ -174,7 +174,7 @@ class Phrase:
 
 def _counted(phrases: Iterable[str], target: Tokenizer) -> Counter[Phrase]:
     texts = [" ".join(phrase.split()) for phrase in phrases]
-    return Counter(Phrase(tuple(tokens[:-1]), text) for tokens, text in zip(target.encode(texts), texts, strict=True))
+    return Counter(Phrase(tuple(target.encode_phrase(text)), text) for text in texts)
 
 
 def _read(translator: "Translator", line: str, source: Sequence[int]) -> str:
@@ -281,7 +281,7 @@ def _forbidden(tokenizer: Tokenizer, phrases: tuple[str, ...]) -> Forbidden:
 
     A phrase with a character that the tokenizer does not know is left out, because no translation can contain it.
     """
-    encoded = [tokens[:-1] for tokens in tokenizer.encode(phrases)]
+    encoded = [tokenizer.encode_phrase(phrase) for phrase in phrases]
     spelled = ["".join(tokenizer.pieces(tokens)) for tokens in encoded if tokenizer.unk not in tokens]
     return Forbidden.spelled(spelled, tokenizer.vocabulary())
 

@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nmt.data.tokenizer import SPACELESS
 from nmt.translate.beam import Selection
 from nmt.translate.expansion import Candidates
 from nmt.translate.search import Bans, Flags, Follower, Ids, pack_at, pack_top
@@ -214,9 +215,12 @@ def occurrences(tokens: Sequence[int], phrase: Phrase, boundary: Flags) -> int:
 
 
 def kind_of(character: str) -> str:
-    """Return "w" for a letter, digit or mark, "-" for a hyphen, " " for white space, and "." for any other sign."""
+    """Return "w" for a letter, digit or mark, "c" for a letter of a script without spaces, "-" for a hyphen, " " for
+    white space, and "." for any other sign."""
     if character in HYPHENS:
         return "-"
+    if SPACELESS.match(character):
+        return "c"
     if character.isalnum() or character in JOINERS or category(character).startswith("M"):
         return "w"
     return " " if character.isspace() else "."

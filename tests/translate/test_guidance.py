@@ -9,14 +9,19 @@ from unicodedata import normalize
 
 import numpy as np
 import pytest
+from conftest import values_of
 from forks import call
+from pydantic import TypeAdapter
 from trained import LINES, run  # noqa: F401
 
 from nmt import Translator
 from nmt.cli.translate import read_controls, with_columns
 from nmt.config.errors import UserError
+from nmt.config.schema.data import TokenizerConfig
 from nmt.data.demo import generate
+from nmt.data.tokenizer import Tokenizer, make_tokenizers
 from nmt.translate.guidance import Glossary, warn_of_unmet
+from nmt.translate.phrases import Forbidden, occurrences
 from nmt.translate.search import Guidance
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -113,6 +118,27 @@ def test_a_glossary_holds_for_whole_words_and_the_longest_phrase(translator: Tra
     for spelling in ("chien", " chien "):
         (again,) = translator.translate(["the dog sleeps ."], glossary=glossary, constraints=[[spelling]])
         assert again.text == both.text
+
+
+@pytest.fixture(scope="module")
+def chinese() -> Tokenizer:
+    lines = ["我们今天去学校。", "他的学校很大。", "学校在哪里。", "我买了一本书。", "这本书很好看。"]
+    config = values_of("train", ["tokenizer.vocab_size=40"])["tokenizer"]
+    settings = TypeAdapter(TokenizerConfig).validate_python(config)
+    return make_tokenizers(settings, lambda: iter(lines), lambda: iter(lines)).target
+
+
+def test_phrases_of_a_language_without_spaces_are_found_within_a_sentence(chinese: Tokenizer) -> None:
+    tokens, phrase = chinese.encode(["我们今天去学校学校。"])[0][:-1], chinese.encode_phrase("学校")
+    assert chinese.decode(phrase) == "学校"
+    assert occurrences(tokens, phrase, chinese.boundary()) == 2
+    assert occurrences(tokens, chinese.encode_phrase("今天"), chinese.boundary()) == 1
+    forbidden = Forbidden.spelled(["学校"], chinese.vocabulary())
+    assert forbidden.contained(tokens)
+    assert not forbidden.contained(chinese.encode(["我们去大学。"])[0])
+    glossary = Glossary((("学校", "school"), ("学", "study")), lowercase=False)
+    assert list(glossary.targets("我们去学校。他学")) == ["school", "study"]
+    assert list(Glossary((("GPU", "X"),), lowercase=False).targets("一个GPU很快")) == ["X"]
 
 
 def test_spellings_with_the_same_tokens_are_one_phrase(translator: Translator) -> None:
