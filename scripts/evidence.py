@@ -77,7 +77,8 @@ def pack(sweep: Path, folder: Path) -> int:
     """Pack every finished run below `sweep` that `folder` lacks. Returns the exit status."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in runs_below(sweep):
-        run, file = RunDirectory(path), folder / f"{path.name}.npz"
+        name = "_".join(path.relative_to(sweep).parts) or path.name
+        run, file = RunDirectory(path), folder / f"{name}.npz"
         if run.status() == FINISHED and not file.exists():
             arrays = packed(run)
             write_atomically(file, partial(_write, arrays))

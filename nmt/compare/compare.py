@@ -78,6 +78,7 @@ class Ranking(NamedTuple):
 
 
 DEFAULT = Ranking()
+FIRST_RUNS = ("training.start_from", "objective.teachers")  # keys that name the runs a run starts or learns from
 
 
 def group(entries: Sequence[Entry]) -> list[System]:
@@ -109,12 +110,16 @@ def group(entries: Sequence[Entry]) -> list[System]:
 
 
 def _are_dependent(a: Entry, b: Entry) -> bool:
-    """Have two runs of a system the same seed and, for instance, the same run to start from?"""
-    return a.seed == b.seed and not any(_differ(key, (a.choices, b.choices)) for key in PATH_KEYS)
+    """Have two runs of a system the same seed, and the same runs to start from and to learn from? An archive lacks the
+    names of these runs, so it counts as dependent."""
+    first = [(a.choices.get(key), b.choices.get(key)) for key in FIRST_RUNS]
+    return a.seed == b.seed and not any(None not in pair and pair[0] != pair[1] for pair in first)
 
 
 def _differ(key: str, choices: Iterable[Mapping[str, Any]]) -> bool:
-    return len({str(values.get(key)) for values in choices}) > 1
+    """Do the values of a key differ? An archive lacks the paths of its corpus, so a missing path does not differ."""
+    values = {str(chosen.get(key)) for chosen in choices}
+    return len(values - {"None"} if key in PATH_KEYS and key not in FIRST_RUNS else values) > 1
 
 
 def _name(entry: Entry, varied: Sequence[str]) -> str:
@@ -393,11 +398,10 @@ class Budget(NamedTuple):
             min((cost for cost in costs if cost is not None), default=None),
         )
 
-    def scores(self, entry: Entry) -> tuple[float | None, float | None]:
-        """Read validation BLEU from a run's learning curve: after the budget's updates, and after its seconds."""
-        curve, updates, pace = entry.training.curve, self.updates, entry.training.update_seconds
-        in_time = None if self.seconds is None or pace is None else self.seconds / pace
-        return _bleu_after(curve, updates), _bleu_after(curve, in_time)
+    def scores(self, curve: Sequence[Validation], update_seconds: float | None) -> dict[str, float | None]:
+        """Read validation BLEU from a learning curve: after the budget's updates, and after its seconds."""
+        in_time = None if self.seconds is None or update_seconds is None else self.seconds / update_seconds
+        return {"bleu_equal_updates": _bleu_after(curve, self.updates), "bleu_equal_time": _bleu_after(curve, in_time)}
 
 
 def _bleu_after(curve: Sequence[Validation], updates: float | None) -> float | None:
@@ -427,8 +431,6 @@ def _system_row(system: System, field: Field, held_out: HeldOut, budget: Budget)
     measures: dict[str, Callable[[Entry], float | None]] = {
         "aer": lambda entry: entry.aer,
         "perplexity": lambda entry: entry.training.perplexity,
-        "bleu_equal_updates": lambda entry: budget.scores(entry)[0],
-        "bleu_equal_time": lambda entry: budget.scores(entry)[1],
         "parameters": lambda entry: entry.parameters,
         "update_milliseconds": lambda entry: (
             1000 * entry.training.update_seconds if entry.training.update_seconds else None
@@ -438,14 +440,27 @@ def _system_row(system: System, field: Field, held_out: HeldOut, budget: Budget)
         "tokens_per_second": lambda entry: entry.training.tokens_per_second,
         "sentences_per_second": lambda entry: entry.sentences_per_second,
     }
+    curve, update_seconds = _mean_curve(entries), _mean(entry.training.update_seconds for entry in entries)
     row |= {key: _mean(map(measure, entries)) for key, measure in measures.items()}
+    row |= budget.scores(curve, update_seconds)
     if row["parameters"] is not None:
         row["parameters"] = round(row["parameters"])
     row = _all_rounded(row)
     parts = min(MAX_BUCKETS, max(1, len(held_out.references) // MIN_BUCKET))
     row["bleu_by_length"] = _bleu_by_length([field.counts(entry) for entry in entries], held_out.sources, parts)
     longest = _bleu_by_length([field.counts(entry) for entry in entries], held_out.sources, FIFTHS)[-1]
-    row |= {"bleu_longest": longest["bleu"], "longest_words": longest["words"], "curve": _mean_curve(entries)}
+    row |= {"bleu_longest": longest["bleu"], "longest_words": longest["words"]}
+    row["curve"] = [
+        _all_rounded(
+            {
+                "updates": point.updates,
+                "epoch": point.epoch,
+                "seconds": None if update_seconds is None else point.updates * update_seconds,
+                "bleu": point.bleu,
+            }
+        )
+        for point in curve
+    ]
     return row | system_figures([entry.explained for entry in entries])
 
 
@@ -455,21 +470,15 @@ def _bleu_by_length(runs: Sequence[Counts], sources: Sequence[str], parts: int) 
     return [{**bucket[0], "bleu": _rounded(fmean(part["bleu"] for part in bucket))} for bucket in buckets]
 
 
-def _mean_curve(entries: Sequence[Entry]) -> list[dict[str, float | None]]:
-    """Average the learning curves of runs: at each number of updates, over the runs that have a validation there."""
-    points: dict[int, list[Validation]] = {}
-    for entry in entries:
-        for point in entry.training.curve:
-            points.setdefault(point.updates, []).append(point)
-    update_seconds = _mean(entry.training.update_seconds for entry in entries)
+def _mean_curve(entries: Sequence[Entry]) -> list[Validation]:
+    """Average the learning curves of runs, linear between validations, from where all of them have begun."""
+    curves = [entry.training.curve for entry in entries if entry.training.curve]
+    epochs = {point.updates: point.epoch for curve in curves for point in curve}
+    begin = max((curve[0].updates for curve in curves), default=0)
     return [
-        {
-            "updates": updates,
-            "epoch": _rounded(fmean(point.epoch for point in members)),
-            "seconds": None if update_seconds is None else _rounded(updates * update_seconds),
-            "bleu": _rounded(fmean(point.bleu for point in members)),
-        }
-        for updates, members in sorted(points.items())
+        Validation(updates, epoch, fmean(_bleu_after(curve, updates) or 0.0 for curve in curves), None)
+        for updates, epoch in sorted(epochs.items())
+        if updates >= begin
     ]
 
 

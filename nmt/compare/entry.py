@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from nmt.config import schema
 from nmt.config.compose import validated
-from nmt.config.errors import UserError, for_shell, printable, user_path
+from nmt.config.errors import UserError, for_shell, format_value, printable, user_path
 from nmt.data.text import open_text, user_lines
 from nmt.data.word_alignment import alignment_error_rate, parse_pharaoh
 from nmt.evaluate.bleu import SUFFIX, Counted, ScoreSettings, count, stored_counts
@@ -32,6 +32,7 @@ from nmt.system.run import (
     text_lines,
 )
 
+LARGEST = 1e15  # of measured values, so that their sums and products stay finite
 log = logging.getLogger(__name__)
 
 
@@ -102,14 +103,15 @@ class Training:
                 int(_measure(record["step"])),
                 float(_measure(record["epoch"])),
                 float(_measure(record["validation/bleu"])),
-                _measure(record.get("validation/perplexity")),
+                _perplexity(record.get("validation/perplexity")),
             )
             for record in metrics
             if "validation/bleu" in record
         ]
         return cls(
             seconds=seconds or None,
-            updates=updates or None,
+            updates=updates
+            or max((int(_measure(record["step"])) for record in metrics if "step" in record), default=None),
             update_seconds=tokens / updates / median(rates) if tokens and updates and rates else None,
             tokens_per_second=rate or None,
             perplexity=next((point.perplexity for point in reversed(curve) if point.updates == best), None),
@@ -236,6 +238,8 @@ def _read_training(run: RunDirectory) -> tuple[dict[str, Any], ScoreSettings, st
         seed, settings = values["seed"], read_settings(values)
     except (KeyError, TypeError) as error:
         raise UserError(f"{run.config}: is not the configuration of a run ({error} is missing)") from None
+    if not isinstance(seed, int):
+        raise UserError(f"{run.config}: is not the configuration of a run (seed: {format_value(seed)})")
     fields = {
         "seed": seed,
         "config": run.system_digest(),
@@ -294,9 +298,14 @@ def describe_machine(machine: Mapping[str, Any]) -> str:
 
 def _measure(value: Any) -> Any:  # noqa: ANN401
     """Return a duration, rate, score or count unchanged, also None. Raises ValueError if it is out of range."""
-    if value is not None and not 0 <= value <= 1e15:  # noqa: PLR2004  # so sums and products stay finite
+    if value is not None and not 0 <= value <= LARGEST:
         raise ValueError(f"{value!r} is out of range")
     return value
+
+
+def _perplexity(value: Any) -> Any:  # noqa: ANN401
+    """Return a perplexity as `_measure` does; None if it is so large that training has diverged."""
+    return None if value is None or value > LARGEST else _measure(value)
 
 
 def count_sentences(entry: Entry, held_out: HeldOut) -> Counted:

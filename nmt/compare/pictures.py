@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
+from unicodedata import east_asian_width
 from xml.etree import ElementTree
 
 import matplotlib
@@ -22,7 +23,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import Locator, LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import Bbox
 
 from nmt.compare.columns import NAMES, score_decimals
@@ -53,6 +54,7 @@ FONT, LINE = 8.5, 12.0  # size of a name and height of its line, in points
 DPI = 200
 MAX_NAME = 30  # largest number of characters of a name
 CENTRAL = 0.9  # share of the systems that decides the limits of an axis; systems beyond are drawn at its edge
+MIN_TICKS = 3  # a logarithmic axis with fewer ticks at round multiples of powers of 10 gets evenly spaced ticks
 SVG = "http://www.w3.org/2000/svg"
 Drawn = tuple[str, Figure, Mapping[str, Sequence[str]]]  # title, figure and hints of a Picture
 STYLE: Any = {
@@ -179,10 +181,29 @@ def key(number: int) -> Markup:
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """Shorten names above MAX_NAME: drop the sections of keys unless two names become equal, then cut the end."""
-    short = [" ".join(re.sub(r"^\S*[/.](?=[^/.]*=)", "", word) for word in name.split()) for name in names]
+    """Shorten names above MAX_NAME, so that they stay different: drop the sections of keys, then cut the end, or the
+    start if the starts are equal, or replace the end by the rank."""
+    short = [_without_sections(name) for name in names]
     labels = [name if len(name) <= MAX_NAME or short.count(s) > 1 else s for name, s in zip(names, short, strict=True)]
-    return [label if len(label) <= MAX_NAME else f"{label[: MAX_NAME - 1]}…" for label in labels]
+    long = [len(label) > MAX_NAME for label in labels]
+    ways = [
+        [f"{label[: MAX_NAME - 1]}…" for label in labels],
+        [f"…{label[1 - MAX_NAME :]}" for label in labels],
+        [f"{label[: MAX_NAME - 6]}… ({rank})" for rank, label in enumerate(labels, 1)],
+    ]
+    return [
+        next(way[index] for way in ways if way.count(way[index]) == 1 or way is ways[-1]) if long[index] else label
+        for index, label in enumerate(labels)
+    ]
+
+
+def _without_sections(name: str) -> str:
+    """Drop the sections of the keys in a name, as in "dropout=0.1" for "decoder.dropout=0.1"; keep them where two keys
+    of the name would become equal."""
+    words = name.split()
+    short = [re.sub(r"^\S*[/.](?=[^/.]*=)", "", word) for word in words]
+    keys = [word.partition("=")[0] for word in short]
+    return " ".join(s if keys.count(key) == 1 else word for s, key, word in zip(short, keys, words, strict=True))
 
 
 @contextmanager
@@ -228,7 +249,8 @@ def _axes(title: str, height: float, left: float, right: float, top: float = 0.4
 
 def _text_inches(names: Sequence[str]) -> float:
     """Estimate an upper bound of the width of the longest name in inches."""
-    return max(map(len, names), default=0) * FONT * 0.62 / 72
+    wide = [sum(1.7 if east_asian_width(character) in "WF" else 1.0 for character in name) for name in names]
+    return max(wide, default=0.0) * FONT * 0.62 / 72
 
 
 def _central_limits(lows: Sequence[float], highs: Sequence[float]) -> tuple[float, float]:
@@ -257,7 +279,8 @@ def _forest(comparison: Comparison, names: Sequence[str]) -> Drawn | None:
     low, high = _central_limits(*zip(*bounds, strict=True))
     if baseline is not None and low < 0 < high:
         low, high = min(low, -0.04 * (high - low)), max(high, 0.04 * (high - low))
-    title = NAMES[metric] if baseline is None else f"{NAMES[metric]}: difference to {baseline}"
+    labels = {system["name"]: name for system, name in zip(systems, names, strict=True)}
+    title = NAMES[metric] if baseline is None else f"{NAMES[metric]}: difference to {labels.get(baseline, baseline)}"
     title += ", with 95 % intervals"
     left = _text_inches([names[number] for number, _ in rows]) + 0.3
     height = 0.97 + 0.215 * max(len(rows), 3)
@@ -354,11 +377,11 @@ def _scatter(series: Sequence[Series], title: str, x_label: str, metric: str) ->
     plotted = [line for line in series if line.complete_points()]
     if not plotted:
         return None
-    sign = -1 if metric in LOWER_IS_BETTER else 1
+    sign, show = -1 if metric in LOWER_IS_BETTER else 1, score_decimals(metric)
     points = [line.complete_points()[0] for line in plotted]
     low, high = _central_limits([y for _, y in points], [y for _, y in points])
     shown = [(x, min(max(y, low), high)) for x, y in points]
-    figure, axes = _axes(title, 5.6, 0.55, 0.25)
+    figure, axes = _axes(title, 5.6, 0.7, 0.25)
     x_values = [x for x, _ in points]
     axes.set(ylim=(low, high), xlabel=x_label, ylabel=NAMES[metric])
     _scale_logarithmically(axes, x_values, 0.06, 0.16)
@@ -372,12 +395,16 @@ def _scatter(series: Sequence[Series], title: str, x_label: str, metric: str) ->
         if index not in front:
             style |= {"markersize": 5.5, "markerfacecolor": PAPER, "markeredgewidth": 1.2}
         axes.plot(*place, gid=artist, **style)
-        hints[artist] = [f"{line.name}\n{x_label}: {x:.4g}\n{NAMES[metric]}: {y:.2f}"]
-    _name_points(axes, plotted, points, shown, corners)
+        hints[artist] = [f"{line.name}\n{x_label}: {x:.4g}\n{NAMES[metric]}: {show(y)}"]
+    taken = []
     if len(front) > 1:
-        axes.annotate(
-            "line: Pareto front, filled points", (0.99, 0.02), xycoords="axes fraction", ha="right", size=8, color=MUTED
-        )
+        note: Any = {"xycoords": "axes fraction", "ha": "right", "size": 8, "color": MUTED}
+        taken = [axes.annotate("line: Pareto front, filled points", (0.99, 0.02), **note).get_window_extent()]
+    labels = [
+        line.name if y == place[1] else f"{line.name} ({show(y)} {'↓' if y < place[1] else '↑'})"
+        for line, (_, y), place in zip(plotted, points, shown, strict=True)
+    ]
+    _name_points(axes, [line.number for line in plotted], labels, shown, corners, taken)
     return title, figure, hints
 
 
@@ -388,7 +415,10 @@ def _scale_logarithmically(axes: Axes, values: Sequence[float], left: float, rig
     axes.set(xscale="log", xlim=(start, end), xlabel=f"{axes.get_xlabel()} (logarithmic)")
     ticks = {20: (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0), 1000: (1.0, 2.0, 5.0)}
     shown = next((multiples for limit, multiples in ticks.items() if end <= limit * start), (1.0,))
-    axes.xaxis.set_major_locator(LogLocator(subs=shown))
+    locator: Locator = LogLocator(subs=shown)
+    if sum(start <= tick <= end for tick in locator.tick_values(start, end)) < MIN_TICKS:
+        locator = MaxNLocator(6, steps=[1, 2, 2.5, 5, 10])
+    axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:.6g}")
 
@@ -413,22 +443,24 @@ def _staircase(points: Sequence[tuple[float, float]]) -> list[tuple[float, float
 
 def _name_points(
     axes: Axes,
-    series: Sequence[Series],
-    points: Sequence[tuple[float, float]],
+    numbers: Sequence[int],
+    labels: Sequence[str],
     shown: Sequence[tuple[float, float]],
     corners: Sequence[tuple[float, float]],
+    taken: Sequence[Bbox],
 ) -> None:
-    """Write a name beside each point, shifted as little as needed so that nothing overlaps."""
+    """Write the label of each system beside its point, shifted as little as needed so that nothing overlaps.
+
+    corners: the line of the front; taken: boxes of other texts, in pixels.
+    """
     points_per_pixel = 72 / axes.figure.dpi
     positions = axes.transData.transform(shown) * points_per_pixel
     box = Bbox(axes.get_window_extent().get_points() * points_per_pixel)
     occupied = [Bbox.from_extents(x - 4.5, y - 4.5, x + 4.5, y + 4.5) for x, y in positions]
     for start, end in pairwise(axes.transData.transform(corners) * points_per_pixel):
         occupied.append(Bbox([np.minimum(start, end) - 1, np.maximum(start, end) + 1]))
-    for (x, y), line, (_, value), place in zip(positions, series, points, shown, strict=True):
-        label = line.name
-        if value != place[1]:
-            label += f" ({value:.1f} {'↓' if value < place[1] else '↑'})"
+    occupied += [Bbox(other.get_points() * points_per_pixel) for other in taken]
+    for (x, y), number, label, place in zip(positions, numbers, labels, shown, strict=True):
         width = _text_inches([label]) * 72 * 0.94
         candidates = []
         for shift in sorted(np.arange(-12 * LINE, 12 * LINE + 1, LINE / 3), key=abs):
@@ -448,12 +480,12 @@ def _name_points(
             textcoords="offset points",
             ha="right" if left else "left",
             va="center",
-            color=_colour(line.number),
+            color=_colour(number),
             arrowprops=leader if abs(move[1]) > 1 else None,
         )
-        text.set_gid(f"system-{line.number}-name")
+        text.set_gid(f"system-{number}-name")
         if text.arrow_patch is not None:
-            text.arrow_patch.set_gid(f"system-{line.number}-leader")
+            text.arrow_patch.set_gid(f"system-{number}-leader")
 
 
 def _lengths(systems: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Drawn | None:

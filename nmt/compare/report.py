@@ -3,6 +3,7 @@
 import csv
 import io
 import logging
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,6 +23,7 @@ from nmt.compare.pictures import MASKING, THEME, Picture, draw, key
 from nmt.config.errors import UserError, nearest, printable, user_path
 from nmt.system import text_table as table
 from nmt.system.files import to_json, write_atomically
+from nmt.system.run import SWEEP
 from nmt.system.text_table import Column
 
 Render = Callable[[Sequence[Mapping[str, object]], Sequence[Column]], str]
@@ -58,14 +60,18 @@ def gather(runs: Sequence[str], systems: Sequence[str], split: str) -> tuple[lis
 
 
 def unfinished_sweeps(names: Sequence[str], entries: Iterable[Entry]) -> list[str]:
-    """Return a sentence for each unfinished sweep among the names: how many of its jobs have no run in the entries."""
-    runs = [Path(entry.name).resolve() for entry in entries if entry.config]
+    """Return a sentence for each unfinished sweep: how many of its jobs have no run in the entries.
+
+    The sweeps are those in the folders that are named, and those of the runs that are not named themselves.
+    """
+    runs, paths = [Path(entry.name).resolve() for entry in entries if entry.config], list(map(user_path, names))
+    named = {path.resolve() for path in paths}
+    within = [mark.parent.resolve() for path in paths if path.is_dir() for mark in sorted(path.rglob(SWEEP))]
     sentences = []
-    for name in names:
-        folder = user_path(name).resolve()
+    for folder in dict.fromkeys([*within, *(run.parent for run in runs if run not in named)]):
         done, jobs = sum(folder in run.parents for run in runs), planned_jobs(folder)
         if done < jobs:
-            sentences.append(f"{name}: unfinished: {jobs - done} of {jobs} runs are missing.")
+            sentences.append(f"{os.path.relpath(folder)}: unfinished: {jobs - done} of {jobs} runs are missing.")
     return sentences
 
 
@@ -120,9 +126,12 @@ def tables(comparison: Comparison, render: Render, in_full: bool = False) -> str
     metric = comparison["metric"]
     title = f"{comparison['split']}: {comparison['sentences']} sentences, {comparison['signature']}"
     title += "" if metric == "bleu" else f"; ranked by {columns.NAMES[metric]}"
-    shown = [column for column in columns.system_columns(comparison) if in_full or column.key not in columns.IN_FULL]
-    parts = [title, *map(printable, comparison["missing"]), _text_table(comparison, "systems", shown, render)]
-    parts += [columns.power(comparison)]
+    left_out = set() if in_full else columns.IN_FULL - {metric}
+    shown = [column for column in columns.system_columns(comparison) if column.key not in left_out]
+    escape = table.escaped if render is table.markdown else str
+    named = {**comparison, "baseline": comparison["baseline"] and escape(comparison["baseline"])}
+    missing = [escape(printable(sentence)) for sentence in comparison["missing"]]
+    parts = [title, *missing, _text_table(comparison, "systems", shown, render), columns.power(named)]
     if explained := columns.explained_columns(comparison):
         parts += ["what attention explains:", _text_table(comparison, "systems", explained, render)]
         parts += [columns.EXPLANATION] if in_full else []
@@ -130,7 +139,7 @@ def tables(comparison: Comparison, render: Render, in_full: bool = False) -> str
         parts += [_text_table(comparison, "differences", columns.difference_columns(comparison), render)]
     if in_full:
         parts += [_text_table(comparison, "runs", columns.run_columns(comparison), render)]
-        parts += [columns.notes_on_scores(comparison), columns.notes_on_costs(comparison)]
+        parts += [columns.notes_on_scores(named), columns.notes_on_costs(named)]
     return "\n\n".join(filter(None, parts))
 
 

@@ -234,8 +234,13 @@ class RunDirectory:
         return override_values(self.first_start().get("overrides", []))
 
     def recorded_choices(self) -> dict[str, Any]:
-        """Return as key -> value the first start's group choices and overrides that affect results, except the seed."""
-        return start_choices(self.first_start())
+        """Return as key -> value the first start's group choices and overrides that affect results, except the seed. A
+        length of training, such as training.max_steps, is that of the last start that sets it."""
+        later = (self.read_manifest().get("starts") or [])[1:]
+        lengths = [override_values(start.get("overrides", [])) for start in later]
+        return start_choices(self.first_start()) | {
+            key: value for values in lengths for key, value in values.items() if key in LENGTH_KEYS
+        }
 
     def system_digest(self) -> str:
         """Compute a digest that is equal for all runs of one system, whatever their seeds.

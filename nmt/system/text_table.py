@@ -1,5 +1,6 @@
 """Tables of results, in Markdown and for the terminal."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from tabulate import tabulate
 from nmt.config.errors import printable
 
 MINUTES_OF_HOUR = 60
+MARKUP = re.compile(r"[\\|\[\]]|<(?=[A-Za-z/!?])|&(?=#?\w+;)|\*(?=\S)")
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,13 @@ class Column:
 
 def markdown(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]) -> str:
     """Render a Markdown table: numbers aligned right, None as "-", special characters escaped."""
-    return _render(rows, columns, "pipe", lambda cell: cell.replace("\\", "\\\\").replace("|", "\\|"))
+    return _render(rows, columns, "pipe", escaped)
+
+
+def escaped(text: str) -> str:
+    """Escape the characters of a text that Markdown would read as a tag, a character reference, emphasis, a link or the
+    end of a cell."""
+    return MARKUP.sub(r"\\\g<0>", text)
 
 
 def terminal(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]) -> str:

@@ -215,8 +215,7 @@ def test_at_an_equal_budget_scores_are_read_from_the_learning_curves() -> None:
     fast, slow, other = (rows[name] for name in ("fast", "slow", "their system"))
     assert result["budget"] == {"updates": 20, "seconds": 30.0}
     assert (fast["bleu_equal_updates"], slow["bleu_equal_updates"]) == pytest.approx((12.0, 24 + 2 / 3), abs=1e-4)
-    # In 30 s, seed 1 makes all its updates, seed 2 makes 15.
-    assert fast["bleu_equal_time"] == pytest.approx((12.0 + (8.0 + 4.0 * 5 / 10)) / 2)
+    assert fast["bleu_equal_time"] == pytest.approx(12.0)
     assert slow["bleu_equal_time"] == pytest.approx(20.0 + 4.0 * 2.5 / 5)
     assert rows["late"]["bleu_equal_time"] is None  # its first validation comes later
     assert [slow[key] for key in ("update_milliseconds", "cost_seconds", "perplexity")] == [4000.0, 160.0, 6.0]
@@ -226,6 +225,28 @@ def test_at_an_equal_budget_scores_are_read_from_the_learning_curves() -> None:
         {"updates": 10, "epoch": 1.0, "seconds": 40.0, "bleu": 24.0},
         {"updates": 40, "epoch": 4.0, "seconds": 160.0, "bleu": 26.0},
     ]
+
+
+def test_a_mean_curve_has_all_seeds_at_each_point() -> None:
+    """Seed 1 is validated later and stops earlier. Its curve is linear between validations and constant at its end."""
+    given = [trained("a", 1, 1.0, {10: 8.0, 20: 12.0}), trained("a", 2, 3.0, {5: 4.0, 15: 20.0, 30: 22.0})]
+    (row,) = compared(given)["systems"]
+    points = {point["updates"]: (point["seconds"], point["bleu"]) for point in row["curve"]}
+    assert points == {10: (20.0, 10.0), 15: (30.0, 15.0), 20: (40.0, pytest.approx(16.3333)), 30: (60.0, 17.0)}
+
+
+def test_a_run_in_progress_has_made_the_updates_that_its_metrics_name(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "1", worsened(2))
+    (run / "metrics.jsonl").write_text('{"step": 10, "epoch": 1.0, "validation/bleu": 30.0}\n{"step": 12}\n')
+    (run / "manifest.json").write_text('{"starts": [{}]}')
+    assert read_run(run, "test")[0].training.updates == 12
+
+
+def test_a_diverged_validation_has_no_perplexity(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "1", worsened(2))
+    line = '{"step": 20, "epoch": 1.0, "validation/bleu": 0.0, "validation/perplexity": 7.4e+23}\n'
+    (run / "metrics.jsonl").write_text(line)
+    assert read_run(run, "test")[0].training.perplexity is None
 
 
 def test_runs_of_several_machines_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
@@ -246,7 +267,7 @@ def test_costs_and_curves_are_means_of_what_is_known(tmp_path: Path) -> None:
     assert (row["seconds"], row["update_milliseconds"], row["parameters"]) == (40.0, 2000.0, 1234.0)
     assert (row["tokens_per_second"], row["sentences_per_second"]) == (1000.0, 50.0)
     assert row["aer"] == pytest.approx(50.0)
-    assert [(point["updates"], point["bleu"]) for point in row["curve"]] == [(10, 20.0), (20, 20.0)]
+    assert [(point["updates"], point["bleu"]) for point in row["curve"]] == [(10, 20.0), (20, 25.0)]
     assert row["bleu_longest"] == pytest.approx(
         statistics.mean(
             score_by_length(count(worsened(n + 2), REFERENCES, SETTINGS).counts["bleu"], SOURCES, 5)[-1]["bleu"]

@@ -1,6 +1,7 @@
 """Evidence of finished runs: packed without text, checked against the runs' records, and compared."""
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +39,13 @@ def test_what_is_packed_gives_the_recorded_figures_and_holds_no_text(
     targets = (run / "data" / "test.target").read_text().splitlines()
     assert values["test/bleu"].shape == (10, len(targets))
     assert not any(line in json.dumps(record, ensure_ascii=False) for line in targets)
+
+    nested = tmp_path / "study"
+    for name in ("one", "two"):
+        shutil.copytree(run, nested / name / "1")
+    evidence.pack(nested, tmp_path / "both")
+    assert "2 runs checked, 0 scores differ" in capsys.readouterr().out
+    assert {path.name for path in (tmp_path / "both").iterdir()} == {"one_1.npz", "two_1.npz"}
 
     assert call("table")[0] == 0
     comparison = kept / "comparison" / "comparison.json"

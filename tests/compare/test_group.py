@@ -69,3 +69,11 @@ def test_runs_of_the_same_seed_count_once(caplog: pytest.LogCaptureFixture) -> N
     tuned = [Entry(name, ["x"], 1, "tuned", {"training.start_from": name}) for name in ("d", "e")]
     (system,) = group(tuned)
     assert system.entries == tuned  # they start from different runs
+
+
+@pytest.mark.parametrize("choices", [{}, {"data.path": "elsewhere"}])
+def test_an_archive_or_another_path_of_the_corpus_makes_no_second_seed(choices: dict[str, str]) -> None:
+    run, other = (entry(name, **{"data.path": "here"}) for name in ("a", "b"))
+    same = Entry("c", ["x"], 1, run.config, {"attention": "bahdanau", **choices})
+    none = entry("d", attention="none")
+    assert group([run, other, same, none]) == [System("bahdanau", [run]), System("none", [none])]

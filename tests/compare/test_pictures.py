@@ -57,7 +57,7 @@ def test_a_system_far_from_all_others_stands_at_the_edge_with_its_value() -> Non
     assert high < 2
     texts = [text.get_text() for text in pictures["differences"].figure.findobj(Text)]
     assert "-22.00 ± 0.75 *" in texts
-    assert "none (14.0 ↓)" in [text.get_text() for text in pictures["cost"].figure.findobj(Text)]
+    assert "none (14.00 ↓)" in [text.get_text() for text in pictures["cost"].figure.findobj(Text)]
 
 
 def test_lines_go_through_the_validations_in_minutes_on_a_logarithmic_axis() -> None:
@@ -105,6 +105,52 @@ def test_a_long_name_loses_its_sections_first() -> None:
         "x encoder.recurrent_dropout=0…",
         "x decoder.recurrent_dropout=0…",
     ]
+
+
+def test_long_names_stay_different() -> None:
+    starts = "a" * 40
+    names = [f"{starts} seed=1", f"{starts} seed=2", f"b{starts}c", f"b{starts}dc"]
+    labels = short_names([*names, "entmax decoder.dropout=0.1 encoder.dropout=0.2"])
+    assert labels[:2] == [f"…{'a' * 22} seed={number}" for number in (1, 2)]
+    assert labels[2:4] == [f"…{name[-29:]}" for name in names[2:]]
+    assert labels[4] == "entmax decoder.dropout=0.1 en…"  # two keys `dropout` would not tell what differs
+    middle = [f"{starts}{digit}{starts}" for digit in "12"]
+    assert short_names(middle) == [f"{'a' * 24}… (1)", f"{'a' * 24}… (2)"]
+    assert all(len(label) <= 30 for label in labels)
+
+
+@pytest.mark.parametrize("ends", [(8.0, 12.7), (75.0, 95.0), (31.0, 39.0), (2.0, 900.0), (3.0, 3.0)])
+def test_a_logarithmic_axis_has_ticks_to_read_times_from(ends: tuple[float, float]) -> None:
+    rows = [system(rank, name, cost_seconds=60 * end) for rank, (name, end) in enumerate(zip("ab", ends, strict=True))]
+    axes = draw(comparison(systems=rows))["cost"].figure.axes[0]
+    low, high = axes.get_xlim()
+    assert sum(low <= tick <= high for tick in axes.get_xticks()) >= 2 + (ends[0] != ends[1])
+
+
+def test_the_note_of_the_front_covers_no_name() -> None:
+    rows = [system(rank, f"attention_{rank}", bleu=20.0 + rank, cost_seconds=500 + 9 * rank) for rank in range(12)]
+    rows.append(system(12, "slow", bleu=20.1, cost_seconds=700))
+    figure = draw(comparison(systems=rows))["cost"].figure
+    figure.draw_without_rendering()
+    texts = {text.get_text(): Text.get_window_extent(text).padded(-1) for text in figure.findobj(Text)}
+    note = texts["line: Pareto front, filled points"]
+    assert not [name for name, box in texts.items() if name in {row["name"] for row in rows} and box.overlaps(note)]
+
+
+def test_the_figures_of_comet_keep_their_decimals() -> None:
+    rows = [system(rank, f"s{rank}", comet=0.83 + rank / 1000, comet_ci=0.01, cost_seconds=60.0) for rank in range(3)]
+    pictures = draw(comparison(systems=rows, metric="comet"))
+    assert [hints[0].splitlines()[-1] for hints in pictures["cost"].hints.values()] == [
+        *("COMET: 0.8300", "COMET: 0.8310", "COMET: 0.8320")
+    ]
+
+
+def test_characters_of_chinese_are_wider_than_letters() -> None:
+    widths = [
+        draw(comparison(systems=[system(0, name)]))["length"].figure.axes[0].get_position().x0
+        for name in ("模型的名字很长", "abcdefg")
+    ]
+    assert widths[0] > 1.4 * widths[1]
 
 
 def test_times_too_short_to_measure_leave_the_curves_over_epochs() -> None:

@@ -4,6 +4,7 @@ import csv
 import json
 import logging
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from forks import call
 from made_runs import REFERENCES, make_run, worsened, write
 
+from nmt.compare.compare import Ranking
 from nmt.compare.jobs import mark_sweep
 from nmt.compare.report import compare_runs, gather, tables, write_comparison
 from nmt.config.errors import UserError
@@ -178,9 +180,39 @@ def test_a_sweep_that_is_not_finished_says_how_many_runs_are_missing() -> None:
     said = "sweep: unfinished: 3 of 5 runs are missing."
     assert said in write_comparison(["sweep"], Path("out"), **QUICK).splitlines()
     assert said in Path("out/index.html").read_text()
+    for names in (["sweep/*"], ["."], ["*/1", "sweep/[2]"]):
+        assert compare_runs(names, **QUICK)["missing"] == [said]
     assert compare_runs(["sweep/1", "sweep/2"], **QUICK)["missing"] == []
     Path("sweep/.nmt-sweep").write_bytes(b"")  # as a sweep by Optuna leaves it
     assert compare_runs(["sweep"], **QUICK)["missing"] == []
+
+
+def test_the_metric_that_ranks_has_a_column() -> None:
+    make_run(Path("a"), worsened(8), "attention=none")
+    make_run(Path("b"), worsened(2))
+    printed = write_comparison(["a", "b"], Path("out"), ranking=Ranking("ter"), **QUICK)
+    (found,) = json.loads(Path("out/comparison.json").read_text())["comparisons"]
+    best = found["systems"][0]
+    assert f"{best['ter']:.2f} ± {best['ter_ci']:.2f}" in printed
+
+
+def test_a_run_that_was_trained_longer_is_named_by_its_last_length() -> None:
+    make_run(Path("a"), worsened(8), "training.max_epochs=2")
+    make_run(Path("b"), worsened(2), "training.max_epochs=4")
+    manifest = json.loads(Path("a/manifest.json").read_text())
+    manifest["starts"].append({"overrides": ["run=a", "training.max_epochs=10", "threads=1"]})
+    Path("a/manifest.json").write_text(json.dumps(manifest))
+    found = compare_runs(["a", "b"], **QUICK)
+    assert [row["name"] for row in found["systems"]] == ["max_epochs=10", "max_epochs=4"]
+
+
+def test_names_are_no_markup_in_markdown() -> None:
+    make_run(Path("<b>x"), worsened(8), "attention=none")
+    write(Path("y"), worsened(4))
+    write_comparison(["<b>x"], Path("out"), systems=["<i>*a* [l](u) &amp;=y"], baseline="<i>*a* [l](u) &amp;", **QUICK)
+    text = Path("out/comparison.md").read_text()
+    assert not re.search(r"(?<!\\)(<[bi]>|\*a\*|\[l|&amp;)", text)
+    assert "\\<i>\\*a* \\[l\\](u) \\&amp;" in text
 
 
 def test_a_column_that_nothing_fills_is_left_out() -> None:
