@@ -160,11 +160,11 @@ class Policy(nn.Module):
         super().__init__()
         self.discount, self.entropy_weight = discount, entropy_weight
         self.learned = nn.Linear(query_dim, 1) if baseline == "learned" else None
-        guess = torch.tensor(-math.log(vocabulary))
+        guess = -math.log(vocabulary)
         if self.learned is None:
-            self.register_buffer("mean_reward", guess)
+            self.register_buffer("mean_reward", torch.tensor(guess))
         else:
-            nn.init.constant_(self.learned.bias, guess.item())
+            nn.init.constant_(self.learned.bias, guess)
 
     def forward(self, choice: Choice, log_probs: Tensor, real: Tensor) -> PolicyLoss:
         """Compute the loss terms. log_probs: (B, T), the rewards of the target tokens; real: bool (B, T), False at

@@ -59,11 +59,11 @@ def run_command(
     log_to_stream(sys.stderr)
     # Hydra only warns of mistakes such as a missing search path: raise an error instead.
     warnings.filterwarnings("error", category=UserWarning, module=r"hydra\.")
-    arguments = sys.argv[1:] if arguments is None else arguments
+    arguments = [word.removeprefix("++") for word in (sys.argv[1:] if arguments is None else arguments)]
     # Exit status or error of the job (None while it runs), or Hydra's error before it; then that of the sweep's report.
     outcomes: list[int | Exception | None] = []
     named = [value_of(argument) for argument in arguments if argument.startswith("hydra.run.dir=")]
-    is_new = not (named and user_path(named[-1]).exists())
+    is_new = not (named and os.path.lexists(os.path.expanduser(named[-1])))
     job = _job(command, schema, task, sweep, debug, outcomes, is_new)
     try:
         try:
@@ -219,7 +219,7 @@ def _remove_empty_directories() -> None:
         if not any(word.startswith("run=") for word in words):
             Path(config.run.dir).rmdir()
         if not any(word.startswith("hydra.run.dir=") for word in words):
-            os.removedirs(Path(config.run.dir).parent)
+            os.removedirs(Path(config.run.dir).parent)  # a relative path, so that the working directory stays
 
 
 def write(stream: IO[AnyStr], content: AnyStr, name: str) -> OSError | None:

@@ -7,6 +7,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext, suppress
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
 
 import hydra
@@ -16,7 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf, read_write
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
 
@@ -32,6 +33,8 @@ from nmt.system.processes import agreed
 DRY_RUN = "--dry-run"  # option of nmt-train, which removes it from the arguments that Hydra gets
 SWEEP_KEYS = ("hydra.sweep.", "hydra.launcher", "hydra.sweeper", "hydra/launcher", "hydra/sweeper")
 TEXT_KEYS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.job.name")
+HYDRA_DIRECTORIES = TEXT_KEYS[:2]  # Hydra creates these without expanding ~
+OWN_VALUES = {"hydra.output_subdir": None, "hydra.job.chdir": False, "hydra/job_logging": "none"}  # nmt needs these
 T = TypeVar("T", bound=BaseModel)
 log = logging.getLogger(__name__)
 
@@ -56,6 +59,8 @@ def compose(
                 others = without_size(overrides)
                 size = auto_size or _size_for_corpus(config)
                 config = hydra.compose(command, [*others, f"size={size}"], return_hydra_config=True)
+                _drop_thresholds(config)
+        _refuse_shadowed(config.hydra)
         values = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
         return _typed(schema, values, overrides), choices(config.hydra)
     except (HydraException, OmegaConfBaseException, ValueError) as error:  # ValueError: a key within a list
@@ -69,12 +74,14 @@ def job_config(schema: type[T], config: DictConfig, command: str) -> T:
     """
     job = cast(DictConfig, HydraConfig.get())
     overrides = job_overrides(job)
+    _refuse_shadowed(job)
     if _has_automatic_size(config):
         size = _size_for_corpus(config)
         with read_write(job):
             job.runtime.choices["size"] = size  # so that the run records the size in place of "auto"
         searched = [word for word in job_overrides(job, "hydra") if word.startswith("hydra.searchpath=")]
         config = hydra.compose(command, [*searched, *without_size(overrides), f"size={size}"])
+        _drop_thresholds(config)
     return _typed(schema, config, overrides)
 
 
@@ -102,6 +109,29 @@ def _typed(schema: type[T], config: DictConfig, overrides: Sequence[str]) -> T:
 
 def _has_automatic_size(config: DictConfig) -> bool:
     return "thresholds" in config.get("size", {})
+
+
+def _drop_thresholds(config: DictConfig) -> None:
+    """Remove the thresholds of size=auto, which a recipe may have set, from the configuration with the chosen size."""
+    with open_dict(config):
+        config.size.pop("thresholds", None)
+
+
+def _refuse_shadowed(hydra_config: Any) -> None:  # noqa: ANN401
+    """Raise UserError for a choice that also exists in the user's own folder: Hydra would take that of nmt."""
+    for folder in user_folders(hydra_config):
+        for group, choice in choices(hydra_config).items():
+            file = folder / group / f"{choice}.yaml"
+            if file.is_file() and (config_dir() / group / f"{choice}.yaml").is_file():
+                raise UserError(
+                    f"{group}={choice}: {file} has the name of a choice of nmt, which would be used; rename it"
+                )
+
+
+def user_folders(hydra_config: Any) -> list[Path]:  # noqa: ANN401
+    """List the user's own folders of configurations: those of --config-dir and hydra.searchpath."""
+    folders = [Path(source.path) for source in hydra_config.runtime.config_sources if source.schema == "file"]
+    return [folder for folder in folders if folder != config_dir()]
 
 
 def _size_for_corpus(config: DictConfig) -> str:
@@ -153,6 +183,12 @@ def parse_arguments(
         raise UserError(f"-m: is for nmt-train only{instead}")
     if parsed.experimental_rerun:
         raise UserError("--experimental-rerun: would execute code from a file; resume a run with run=DIR")
+    if parsed.config_name or parsed.config_path:
+        option = "--config-name" if parsed.config_name else "--config-path"
+        raise UserError(
+            f"{option}: nmt has its own configuration; write a recipe FOLDER/experiment/NAME.yaml, and give "
+            "--config-dir FOLDER experiment=NAME"
+        )
     parsed.overrides = with_texts_quoted(parsed.overrides, schema)
     check(parsed.overrides, command)
     return parsed
@@ -168,6 +204,11 @@ def check(overrides: Sequence[str], command: str) -> list[Override]:
             raise UserError(f"{line}: is for nmt-train only")
         if key == "hydra.run.dir" and "run" in keys:
             raise UserError(f"{line}: run= resumes in the run's own directory; leave it out")
+        if key in OWN_VALUES and override.value() != OWN_VALUES[key]:
+            raise UserError(f"{line}: nmt writes its own files and log in the run's directory; leave it out")
+        if override.value() is None and not override.is_delete() and (config_dir() / key).is_dir():
+            others = ", ".join(help.choices_of(key, command))
+            raise UserError(f"{line}: {'leave it out' if key == help.RECIPES else f'choose one of {others}'}")
         if command == "train":
             _refuse_choice_as_value(override)
     _warn_of_repeated(parsed)
@@ -216,16 +257,19 @@ def _warn_of_repeated(overrides: Sequence[Override]) -> None:
 def with_texts_quoted(overrides: Sequence[str], schema: type[BaseModel]) -> list[str]:
     """Expand ~ in overrides, and quote texts that Hydra would read as a number or truth value, such as 2024_01 or nan.
 
-    Texts are paths, names and choices. A shell expands ~ only at the start of a word, not after `=`.
+    Texts are paths, names and choices. A shell expands ~ only at the start of a word, not after `=`. A prefix ++ has no
+    effect, since all keys exist, and is removed.
     """
     keys = {*text_keys(schema), *TEXT_KEYS}
-    return [_with_text_quoted(override, keys) for override in overrides]
+    return [_with_text_quoted(override.removeprefix("++"), keys) for override in overrides]
 
 
 def _with_text_quoted(override: str, keys: Collection[str]) -> str:
     key, _, text = override.partition("=")
     if text.startswith("~/") and re.fullmatch(r"[a-zA-Z0-9_./-]*", text[1:]):
         return f"{key}={quoted(user_path(text))}"
+    if key in HYDRA_DIRECTORIES and (value := value_of(override)).startswith("~"):
+        return f"{key}={quoted(user_path(value))}"
     name = key.lstrip("+")
     takes_text = name in keys or (config_dir() / name).is_dir()
     return f"{key}={quoted(text)}" if takes_text and isinstance(plain_value(text), bool | int | float) else override
@@ -250,12 +294,12 @@ def _run_dir(run: object, new: str) -> str:
     if not isinstance(run, str):
         raise UserError(f"run={format_value(run)}: run= resumes one run")
     path = user_path(run)
-    if path.is_file():
+    if os.path.isfile(path):  # unlike the methods of Path, these functions raise nothing
         raise UserError(
             f"run={format_value(run)}: is a file; an archive cannot be resumed, but training.start_from=FILE "
             "starts a new run from its weights"
         )
-    if not path.is_dir():
+    if not os.path.isdir(path):
         raise UserError(
             f"run={format_value(run)}: no such directory; run= resumes a run, hydra.run.dir= names a new one"
         )

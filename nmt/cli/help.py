@@ -152,7 +152,8 @@ def explain(error: Exception, command: str) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith("See http")]
     text = lines[0] if lines else type(error).__name__
     for pattern, explanation in EXPLANATIONS.items():
-        if match := re.search(pattern, text):
+        # Hydra may put the message of a UserError below its own.
+        if match := next(filter(None, (re.search(pattern, line) for line in lines)), None):
             if message := explanation(match, command):
                 return message
             break
@@ -184,6 +185,8 @@ def _unknown_key(match: re.Match[str], command: str) -> str:
     keys = known_keys(command)
     if key in SET_BY_SIZE:
         return f"{key}: size=auto sets this from the corpus; override {SET_BY_SIZE[key]} instead"
+    if wrong := [f"{key}.{name}" for name in _keys_of_value(key) if f"{key}.{name}" not in keys]:
+        key = wrong[0]
     if key in keys:
         choices = _choices_with(key, command)
         available = f"; available with {', '.join(choices)}" if choices else ""
@@ -193,6 +196,12 @@ def _unknown_key(match: re.Match[str], command: str) -> str:
     candidates = [name for name in keys if name not in SET_BY_SIZE]
     candidates += ["hydra.run.dir"] if command == "train" else []
     return f"{key}: unknown key{nearest_key(key, candidates)} (nmt-{command} --help lists all)"
+
+
+def _keys_of_value(key: str) -> list[str]:
+    """Return the keys of the dictionary that an argument gives to a section, as in training={max_epochs:3}."""
+    values = [word.partition("=")[2] for word in sys.argv[1:] if word.startswith(f"{key}={{")]
+    return re.findall(r"[{,]\s*(\w+)\s*:", values[-1]) if values else []
 
 
 def _choices_with(key: str, command: str) -> list[str]:

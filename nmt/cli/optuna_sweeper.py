@@ -6,7 +6,7 @@ Hydra's own Optuna plugin is limited to Optuna 2, cannot resume a search and can
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,10 +24,12 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
+from nmt.cli.compose import compose, job_overrides
 from nmt.cli.help import explain
 from nmt.compare.jobs import record_failure
 from nmt.config.compose import validated_union
 from nmt.config.errors import UserError
+from nmt.config.schema import TrainConfig
 from nmt.config.schema.base import Count, CountOrZero, Section
 from nmt.config.schema.training import LOWER_IS_BETTER
 from nmt.system.files import try_lock
@@ -75,9 +77,23 @@ class OptunaSweeper(Sweeper):
         space = {key: _distribution(override) for key, override in last.items() if override.is_sweep_override()}
         if not space:
             raise UserError("hydra/sweeper=optuna: nothing to search; give a key several values or an interval(a,b)")
+        self._check_trials(last.values())
         self._directory.mkdir(parents=True, exist_ok=True)
         with _locked_journal(self._directory):
             self._search(space)
+
+    def _check_trials(self, overrides: Collection[Override]) -> None:
+        """Compose a trial with the first values and one with the last. Raises UserError if both are refused."""
+        searched = [word for word in job_overrides(self._config.hydra, "hydra") if word.startswith("hydra.searchpath=")]
+        errors = []
+        for end in (0, -1):
+            try:
+                words = [*searched, *(_at_end(override, end) for override in overrides)]
+                compose("train", TrainConfig, words, auto_size="small", started=True)
+            except UserError as error:
+                errors.append(error)
+        if len(errors) > 1:
+            raise errors[0]
 
     def _search(self, space: Mapping[str, Any]) -> None:
         """Run the trials that are missing. space: key -> Optuna's distribution."""
@@ -240,6 +256,15 @@ def _locked_journal(directory: Path) -> Iterator[None]:
 def _storage(directory: Path) -> Any:  # noqa: ANN401
     storages = _optuna().storages
     return storages.JournalStorage(storages.journal.JournalFileBackend(str((directory / JOURNAL).absolute())))
+
+
+def _at_end(override: Override, end: int) -> str:
+    """Return an override with the first (0) or the last (-1) of its values."""
+    if not override.is_sweep_override():
+        return override.input_line or ""
+    value = override.value()
+    values = [value.start, value.end] if isinstance(value, IntervalSweep) else [*override.sweep_string_iterator()]
+    return f"{override.get_key_element()}={values[end]}"
 
 
 def _distribution(override: Override) -> Any:  # noqa: ANN401

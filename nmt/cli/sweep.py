@@ -28,7 +28,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from nmt.cli import optuna_sweeper
 from nmt.cli.app import STOPPED, log_to_stream, output_dir
-from nmt.cli.compose import DRY_RUN, SWEEP_KEYS, compose, job_overrides
+from nmt.cli.compose import DRY_RUN, SWEEP_KEYS, compose, job_overrides, user_folders
 from nmt.cli.help import choices_of, explain
 from nmt.compare.jobs import mark_sweep, record_failure, report_jobs
 from nmt.config.compose import config_dir
@@ -62,7 +62,7 @@ class NameJobs(Callback):
         if reason := _refusal(config, directory, varied, count) or (grid and refused_jobs(config, varied)):
             log.error("nmt-train: error: %s", reason)  # Hydra would turn an exception into a warning
             sys.exit(2)
-        _started[:] = [(directory, not directory.exists())]
+        _started[:] = [(directory, not os.path.lexists(directory))]
         with suppress(OSError):  # Hydra creates the directory as well, and reports the error
             directory.mkdir(parents=True, exist_ok=True)
             mark_sweep(directory, 0 if config.hydra.sweeper.get("n_trials") else count)
@@ -88,7 +88,7 @@ def _refusal(config: DictConfig, directory: Path, varied: list[str], count: int)
     """Return the reason why this sweep cannot run, or None if it can."""
     if DRY_RUN in sys.argv:
         return f"{DRY_RUN}: tries a single run, but this is a sweep; give each key one value, without -m"
-    if directory.is_dir() and any(directory.iterdir()) and not (directory / SWEEP).is_file():
+    if os.path.isdir(directory) and any(directory.iterdir()) and not (directory / SWEEP).is_file():
         return f"{directory}: is not empty and not a sweep; choose another hydra.sweep.dir"
     if reason := _refused_values(config, varied, count):
         return reason
@@ -97,7 +97,9 @@ def _refusal(config: DictConfig, directory: Path, varied: list[str], count: int)
             return f"{override}: sets the directory of a single run; that of a sweep is hydra.sweep.dir"
     recipes = " ".join(word for word in job_overrides(config.hydra) if word.startswith("experiment="))
     files = {name: config_dir() / "experiment" / f"{name}.yaml" for name in choices_of("experiment", "train")}
-    sweeps = [name for name, path in files.items() if "MULTIRUN" in path.read_text()]
+    for folder in user_folders(config.hydra):
+        files |= {path.stem: path for path in (folder / "experiment").glob("*.yaml")}
+    sweeps = [name for name, path in files.items() if "MULTIRUN" in path.read_text(errors="replace")]
     if "experiment" in varied and any(name in recipes for name in sweeps):
         return (
             "experiment: one of these recipes is itself a sweep, which cannot be part of another; run them one by one"
@@ -106,7 +108,9 @@ def _refusal(config: DictConfig, directory: Path, varied: list[str], count: int)
 
 
 def _refused_values(config: DictConfig, varied: list[str], count: int) -> str | None:
-    """Return an error message if there is no job, or if two jobs would have the same values."""
+    """Return an error message if there is no job, if jobs would resume a run, or if two jobs would be the same."""
+    if any(word.startswith("run=") for word in job_overrides(config.hydra)):
+        return "run=: resumes a single run; resume a sweep with hydra.sweep.dir=DIR"
     if not count:
         return f"{', '.join(varied)}: no values, so there is no job to run"
     for key, override in _parsed(config).items():
@@ -203,9 +207,16 @@ def sweeping() -> bool:
 
 def refuse_sweep_options() -> None:
     """Raises UserError for options that a single run would ignore."""
-    for override in job_overrides(HydraConfig.get(), "hydra"):
+    hydra_config = HydraConfig.get()
+    overrides = job_overrides(hydra_config, "hydra")
+    for override in overrides:
         if override.startswith(SWEEP_KEYS):
             raise UserError(f"{override}: is for a sweep; add -m")
+    params = hydra_config.sweeper.get("params")
+    if params and "hydra.mode=RUN" not in sys.argv:  # Hydra adds hydra.mode to its overrides in any case
+        raise UserError(
+            f"experiment: this recipe varies {', '.join(params)}; add -m, or hydra.mode=RUN for a single run"
+        )
 
 
 def job_threads() -> int | None:

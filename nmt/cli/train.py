@@ -12,6 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
 from nmt.cli import sweep
 from nmt.cli.app import STOPPED, choices, output_dir, run_command
 from nmt.cli.compose import DRY_RUN, check, value_of, with_texts_quoted
@@ -27,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 def main() -> None:
-    arguments = [argument for argument in sys.argv[1:] if argument != DRY_RUN]
+    arguments = [argument.removeprefix("++") for argument in sys.argv[1:] if argument != DRY_RUN]
     keys = {argument.partition("=")[0]: argument for argument in arguments}
     run = value_of(keys["run"]) if "run" in keys else None
     # If a run is resumed, Hydra does not get the overrides of PATH_KEYS: the run's saved configuration has these keys,
@@ -127,6 +130,7 @@ def resumed(config: TrainConfig, overrides: list[str], paths: list[str]) -> tupl
         key = override.partition("=")[0]
         if key == "run":
             continue
+        _resolved(override, override)
         if key not in CHANGEABLE_KEYS:
             raise UserError(
                 f"{override}: run={config.run} resumes with its saved configuration; only these keys may change: "
@@ -138,8 +142,20 @@ def resumed(config: TrainConfig, overrides: list[str], paths: list[str]) -> tupl
     for path in check(paths, "train"):
         if path.is_sweep_override():
             raise UserError(f"{path.input_line}: several values need a sweep; run= resumes a single run")
-        changes[str(path.key_or_group)] = path.value()
+        changes[str(path.key_or_group)] = _resolved(str(path.input_line), path.value())
     return run.path, validated(TrainConfig, with_values(load_values(run.config), changes))
+
+
+def _resolved(override: str, value: object) -> object:
+    """Resolve ${oc.env:NAME} in a value. Raises UserError for references to other keys, whose saved values could differ
+    from those that Hydra has composed."""
+    try:
+        return OmegaConf.to_container(OmegaConf.create({"value": value}), resolve=True)["value"]  # type: ignore[index,call-overload]
+    except OmegaConfBaseException as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(
+            f"{override}: cannot be resolved when a run resumes ({reason}); give the value itself"
+        ) from None
 
 
 def _main_of_dry_run(arguments: list[str]) -> None:
@@ -164,6 +180,7 @@ def _dry_run(config: TrainConfig, overrides: list[str], named: str | None) -> in
     """Try what a run in the directory `named` would do, but write to Hydra's directory, which is temporary."""
     from nmt.training.job import dry_run
 
+    sweep.refuse_sweep_options()
     if config.run is not None:
         raise UserError(f"--dry-run: tries a new run, but run={config.run} resumes one; leave one of them out")
     if started_in_group():

@@ -19,6 +19,8 @@ T = TypeVar("T", bound=BaseModel)
 log = logging.getLogger(__name__)
 # Key -> hint at the end of the message for a wrong value, if users may have meant another key.
 HINTS = {"search.length_penalty": "; its exponent is search.alpha"}
+# Key -> message where the key is unknown for another reason than a typing error.
+UNKNOWN = {"experiment": "experiment: the first line of a recipe's file must be: # @package _global_"}
 # YAML files write ${attends:${attention.kind}} for a value that is true only if the model has an attention.
 OmegaConf.register_new_resolver("attends", lambda kind: kind != "none", replace=True)
 
@@ -157,7 +159,7 @@ def _message(key: str, value: Any, problem: ErrorDetails, annotation: Any, allow
     match kind:
         case "extra_forbidden":
             name = key.rpartition(".")[2]
-            return f"{key}: unknown key{nearest(name, allowed)} (here: {', '.join(allowed)})"
+            return UNKNOWN.get(key) or f"{key}: unknown key{nearest(name, allowed)} (here: {', '.join(allowed)})"
         case "missing":
             return f"{key}: missing; it needs a value"
         case "union_tag_invalid" | "union_tag_not_found":

@@ -2,6 +2,7 @@
 
 import os
 import random
+import sys
 from functools import reduce
 from importlib.metadata import version
 from pathlib import Path
@@ -149,19 +150,77 @@ def test_the_environment_says_where_the_cache_is(
         ("run=. hydra.run.dir=b", "hydra.run.dir=b: run= resumes in the run's own directory"),
         ("evaluate: hydra.run.dir=b run=a", "hydra.run.dir=b: is for nmt-train only"),
         ("compare: -m runs=a", "-m: is for nmt-train only; one comparison takes all runs"),
+        ("++hydra.output_subdir=.", "hydra.output_subdir=.: nmt writes its own files and log"),
+        ("translate: hydra.output_subdir=. run=a", "hydra.output_subdir=.: nmt writes its own files and log"),
+        ("hydra.job.chdir=true", "hydra.job.chdir=true: nmt writes its own files and log"),
+        ("hydra/job_logging=default", "hydra/job_logging=default: nmt writes its own files and log"),
+        ("++run=. hydra.run.dir=b", "hydra.run.dir=b: run= resumes in the run's own directory"),
+        ("hydra.run.dir=~nouser/x", "~nouser/x: there is no user nouser"),
+        (f"run={'a' * 300}", "no such directory"),
+        ("--config-name=mine", "--config-name: nmt has its own configuration; write a recipe FOLDER/experiment/NAME"),
+        ("--config-path=mine", "--config-path: nmt has its own configuration"),
+        ("training={max_epoch:3}", "training.max_epoch: unknown key; did you mean 'training.max_epochs'"),
+        ("attention=null", "attention=null: choose one of bahdanau, "),
+        ("experiment=null", "experiment=null: leave it out"),
     ],
 )
 def test_what_would_change_nothing_is_refused(
-    arguments: str, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    arguments: str,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     command, colon, words = arguments.partition(": ")
     command, words = (command, words) if colon else ("train", arguments)
     parts = [words] if " =" in words else words.split()
+    monkeypatch.setattr(sys, "argv", [f"nmt-{command}", *parts])  # messages quote the arguments
     assert taken(*parts, command=command) is None
     lines = capsys.readouterr().err.splitlines()
     assert message in lines[0]
     assert all(line.startswith(f"nmt-{command}: error: ") and len(line) < 600 for line in lines)
     assert not list(tmp_path.iterdir())
+
+
+def own(kind: str, name: str, text: str) -> list[str]:
+    """Write a file of configuration into the user's folder, and return the arguments that choose it."""
+    (Path("cfg") / kind).mkdir(parents=True)
+    (Path("cfg") / kind / f"{name}.yaml").write_text(text)
+    return ["--config-dir=cfg", f"{kind}={name}"]
+
+
+def test_a_file_with_the_name_of_ours_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert taken(*own("attention", "bahdanau", "kind: none\n")) is None
+    assert "attention=bahdanau: " in (error := capsys.readouterr().err)
+    assert "/cfg/attention/bahdanau.yaml has the name of a choice of nmt, which would be used" in error
+    assert taken("attention=none", "--config-dir=cfg") is not None  # the file is not chosen
+
+
+def test_a_recipe_without_its_first_line_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert taken(*own("experiment", "mine", "encoder: {layers: 2}\n")) is None
+    assert "the first line of a recipe's file must be: # @package _global_" in capsys.readouterr().err
+
+
+def test_a_recipe_can_set_the_thresholds_of_the_size() -> None:
+    for language in ("en", "de"):
+        Path(f"corpus.{language}").write_text("a b\n" * 20)
+    recipe = own("experiment", "mine", "# @package _global_\nsize: {thresholds: {base: 10}}\n")
+    config = taken(*recipe, "data=files", "data.train=corpus", "data.validation=corpus")
+    assert config is not None
+    assert config.encoder.hidden == 256
+
+
+def test_a_home_directory_is_expanded_in_quotes_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert taken("hydra.run.dir='~/my run'") is not None
+    assert (tmp_path / "home" / "my run").is_dir()
+    assert not (tmp_path / "~").exists()
+
+
+def test_an_empty_folder_of_the_user_stays_after_a_mistake(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    assert taken("++hydra.run.dir=a/b", "seed=abc") is None
+    assert (tmp_path / "a" / "b").is_dir()
 
 
 ODD = ["", "null", "true", "-1", "7", "0.1", "1e400", "9" * 5000, "[1,2]", "[a", "{a:1}", "{kind:none}", "${seed}"]

@@ -351,7 +351,9 @@ def searching(folder: Path, scores: list[float], monitor: str = "bleu", n_trials
     search = OptunaSweeper(None, **settings)
     search._directory, search._launcher = folder, Launcher()
     search._loader = SimpleNamespace(load_sweep_config=lambda config, overrides: None)
-    search._config = OmegaConf.create({"seed": 1, "validation": {"monitor": monitor}, "hydra": {"launcher": {}}})
+    hydra = {"launcher": {}, "overrides": {"hydra": []}}
+    search._config = OmegaConf.create({"seed": 1, "validation": {"monitor": monitor}, "hydra": hydra})
+    search._check_trials = lambda overrides: None
     return search
 
 
@@ -366,6 +368,21 @@ def test_a_search_keeps_the_best_trial(
     kept = best(scores)
     assert len(set(scores)) == 4
     assert f"best trial: {scores.index(kept)}, validation {monitor} {kept:.4f}" in caplog.text
+
+
+def test_a_search_is_checked_before_it_is_stored(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    search = ["-m", "hydra/sweeper=optuna", "hydra.sweep.dir=search"]
+    mistakes = {
+        "optimizer.lr=interval(0.001,0.01)": "seed=abc",
+        "optimizer.lrr=interval(0.001,0.01)": "optimizer.lrr: unk",
+    }
+    for space, message in mistakes.items():
+        done = call_text("nmt-train", *search, space, "seed=abc", cwd=tmp_path)
+        assert done.returncode == 2
+        (line,) = done.stderr.splitlines()
+        assert line.startswith(f"nmt-train: error: {message}")
+    assert not (tmp_path / "search").exists()
 
 
 def test_a_search_goes_on_after_half_a_line_and_only_one_process_searches(tmp_path: Path) -> None:
@@ -420,6 +437,30 @@ def test_what_would_be_ignored_is_refused(given: list[str], message: str, tmp_pa
     (line,) = done.stderr.splitlines()
     assert message in line
     assert not list(tmp_path.rglob("config.yaml"))
+
+
+SWEEPING = "# @package _global_\nhydra:\n  sweeper:\n    params: {seed: '1,2'}\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["experiment=varied"], "experiment: this recipe varies seed; add -m, or hydra.mode=RUN for a single run"),
+        (["-m", "experiment=varied,plain"], "experiment: one of these recipes is itself a sweep"),
+        (["-m", "run=r", "seed=1,2"], "run=: resumes a single run; resume a sweep with hydra.sweep.dir=DIR"),
+        (["-m", "++hydra.run.dir=x", "seed=1,2"], "hydra.run.dir=x: sets the directory of a single run"),
+        (["--dry-run", "++hydra.sweep.dir=x"], "hydra.sweep.dir=x: is for a sweep; add -m"),
+    ],
+)
+def test_no_value_of_a_sweep_is_dropped(given: list[str], message: str, tmp_path: Path) -> None:
+    (tmp_path / "cfg" / "experiment").mkdir(parents=True)
+    mode = "  mode: MULTIRUN\n" if "-m" in given else ""
+    (tmp_path / "cfg" / "experiment" / "varied.yaml").write_text(SWEEPING + mode)
+    (tmp_path / "cfg" / "experiment" / "plain.yaml").write_text("# @package _global_\nencoder: {layers: 2}\n")
+    done = call_text("nmt-train", "--config-dir=cfg", *given, cwd=tmp_path)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"nmt-train: error: {message}")
 
 
 PAPERS = [f"papers/{path.stem}" for path in sorted((config_dir() / "experiment" / "papers").glob("*.yaml"))]

@@ -29,10 +29,11 @@ SAMPLED = {
         {"attention": attention("general", window={"kind": "local_p", "reach": 1, "dim": 3}, projection=HEADS)},
         {"attention": attention("location_aware"), "encoder__self_attention": SELF_ATTENTION},
         {"attention": attention("dot", alignment=SAMPLED)},
+        {"attention": attention("dot", alignment={**SAMPLED, "baseline": "learned"})},
         {"decoder__fixnorm": True, "decoder__residual": True, "decoder__layers": 2, "encoder__cell": "lstm"},
         GNMT,
     ],
-    ids=["none", "cho", "monotonic", "heads", "self_attention", "hard", "residual", "gnmt"],
+    ids=["none", "cho", "monotonic", "heads", "self_attention", "hard", "learned_baseline", "residual", "gnmt"],
 )
 def test_filled_it_is_the_model(changes: dict[str, Any]) -> None:
     asked = Model.model_validate(values(**changes)), V, V, (PAD, PAD)
