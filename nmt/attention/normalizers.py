@@ -18,6 +18,7 @@ from nmt.attention.scores import Past, Score
 from nmt.ops.layers import wide, wide_dtype
 
 SATURATED = 40.0  # from this x on, softplus(x) equals x to the last bit of float64
+FARTHEST = 1e3  # of an energy of constrained sparsemax below the greatest one
 
 
 class Normalized(NamedTuple):
@@ -306,6 +307,7 @@ def chunk_log_weights(log_stops: Tensor, energies: Tensor, keep: Tensor, chunk: 
     reading and u are the energies of a second score   (Chiu and Raffel 2018, eq. 13 and 17). Outside `keep`, log a must
     be -inf, and the result is -inf too. The two sums of the formula are computed as moving sums in log space.
     """
+    chunk = min(chunk, energies.shape[-1])
     lowest = torch.finfo(energies.dtype).min  # instead of -inf, whose gradients would be NaN
     chunks = F.pad(energies.masked_fill(~keep, lowest), (chunk - 1, 0), value=lowest).unfold(-1, chunk, 1)
     shares = (log_stops - chunks.logsumexp(-1)).clamp(min=lowest)
@@ -379,9 +381,9 @@ def constrained_sparsemax(energies: Tensor, bounds: Tensor) -> Tensor:
     """Compute constrained sparsemax, the distribution w that minimises |w - e|^2 under w_s <= u_s   (Malaviya et al.
     2018, 3), for N rows: energies e (N, S), bounds u (N, S) >= 0, possibly infinite -> (N, S).
 
-    The bounds of a row must sum to at least 1, or all be 0. In float32, its energies must lie within 10^4 of each
-    other, because otherwise energy minus bound loses the bound. If all bounds are 0, w is 0. A position with bound 0
-    has no gradient, and its energy has no influence.
+    The bounds of a row must sum to at least 1, or all be 0. Energies that are more than `FARTHEST` below the greatest
+    count as equal, because in float32 energy minus bound would lose the bound. If all bounds are 0, w is 0. A position
+    with bound 0 has no gradient, and its energy has no influence.
     """
     weights: Tensor = _ConstrainedSparsemax.apply(energies, bounds)  # type: ignore[no-untyped-call]
     return weights
@@ -394,7 +396,7 @@ class _ConstrainedSparsemax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, energies: Tensor, bounds: Tensor) -> Tensor:  # noqa: ANN401
         usable = bounds > 0
-        energies = _relative(energies, usable)
+        energies = _relative(energies, usable).clamp(min=-FARTHEST)
         threshold = _threshold(energies, bounds)
         full = usable & (energies - bounds >= threshold)
         between = usable & (energies > threshold) & ~full

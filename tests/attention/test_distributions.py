@@ -63,6 +63,12 @@ def test_gradients_of_chunks(chunk: int) -> None:
     assert not log_weights(stops, energies)[1].any()
 
 
+def test_a_chunk_longer_than_the_sentence_takes_no_more_memory() -> None:
+    stops, energies, keep = torch.randn(2, 9).log_softmax(-1), torch.randn(2, 9), torch.ones(2, 9, dtype=torch.bool)
+    whole, longer = (chunk_log_weights(stops, energies, keep, chunk) for chunk in (9, 10**12))
+    assert torch.equal(whole, longer)
+
+
 @given(
     energies=npst.arrays(np.float64, st.integers(1, 7), elements=st.floats(-3, 3, width=16)),
     bounds=npst.arrays(np.float64, 7, elements=st.floats(0, 1, width=16)),
@@ -86,3 +92,12 @@ def test_rows_sum_to_one_in_float32_however_far_apart_the_energies(energy: float
     torch.testing.assert_close(weights.sum(-1), torch.ones(64), rtol=0, atol=2e-6)
     assert (weights <= bounds).all()
     assert torch.equal(weights[::4], torch.eye(20)[-1].expand(16, -1))
+
+
+@pytest.mark.parametrize("spread", [1e5, 1e7])
+def test_rows_sum_to_one_if_the_greatest_energies_are_used_up(spread: float) -> None:
+    energies, bounds = -torch.rand(32, 60) * spread, torch.rand(32, 60) / 20
+    bounds[:, -1] = torch.inf
+    weights = constrained_sparsemax(energies, bounds)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(32), rtol=0, atol=1e-4)
+    assert (weights <= bounds).all()

@@ -56,6 +56,7 @@ TRAIN = {
     "decoder.copy=true attention=none": "decoder.copy=true needs an attention, .*attention.kind=none; set it to false",
     "decoder.copy=true attention=marginal": "copy=true needs one prediction.*kind=marginal; set decoder.copy=false",
     "attention=posterior decoder.input_feeding=false": "kind=posterior needs .*; set decoder.input_feeding=true",
+    "attention=gaussian_mixture attention/alignment=posterior decoder.input_feeding=false": "posterior needs later st",
     "attention=marginal attention.dropout=0.1 decoder.attend=after decoder.input_feeding=false": "dropout=0.1 needs",
     UNSHARED: "embedding.tie_source_target=true needs one vocabulary .*tokenizer.joint=false; set tokenizer.joint=t",
     TWO_MODELS: "tie_source_target=true needs .*target_model=b; leave out tokenizer.target_model, or",

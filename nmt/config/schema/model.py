@@ -369,6 +369,13 @@ class ScoredAttention(Section):
         return self.score.reads_past or self.coverage.kind != "none" or self.normalizer.reads_past
 
     @property
+    def reads_past_weights(self) -> bool:
+        """Does it depend on those weights of earlier steps that a posterior replaces? A Gaussian mixture reads earlier
+        means, monotonic reading earlier stops."""
+        reads_weights = self.score.kind == "location_aware" or self.normalizer.kind in {"fertility", "first_order"}
+        return reads_weights or self.coverage.kind != "none"
+
+    @property
     def needs_equal_sizes(self) -> bool:
         """Must the decoder's states, the queries, be as wide as the encoder's states, the keys?"""
         return self.score.needs_equal_sizes and self.projection.kind == "none"
@@ -552,7 +559,7 @@ class Model(Section):
             {"attention.alignment.kind": "posterior", "decoder.input_feeding": False},
             "later steps that read what it changes",
             "set decoder.input_feeding=true, or use attention/normalizer=first_order or attention/alignment=marginal",
-            lambda model: not model.attention.reads_past,
+            lambda model: not model.attention.reads_past_weights,
         ),
         Conflict(
             {
