@@ -187,6 +187,9 @@ def _unknown_key(match: re.Match[str], command: str) -> str:
         return f"{key}: size=auto sets this from the corpus; override {SET_BY_SIZE[key]} instead"
     if wrong := [f"{key}.{name}" for name in _keys_of_value(key) if f"{key}.{name}" not in keys]:
         key = wrong[0]
+    if "/" in key and key in keys:
+        section, _, part = key.partition("/")
+        return f"{key}: the chosen {section} has no {part}; choose another {section}"
     if key in keys:
         choices = _choices_with(key, command)
         available = f"; available with {', '.join(choices)}" if choices else ""

@@ -231,7 +231,7 @@ class Forbidden:
 
     The phrases form an automaton over tokens. Its state is a set of texts: the starts of phrases that the last tokens
     spell. A token that would complete a phrase is banned. A phrase may follow a space, as in "a dog", or a sign, as in
-    "(dog".
+    "(dog". In a script without spaces it may stand anywhere.
     """
 
     def __init__(
@@ -248,8 +248,13 @@ class Forbidden:
         bans: dict[str, list[int]] = {}
         pieces = sorted(vocabulary)
         for phrase in dict.fromkeys(phrases):
-            reached = {0, 1} if phrase[:1] == SPACE else {0}
-            for start in range(len(phrase)):
+            reached, within_words = {0, 1} if phrase[:1] == SPACE else {0}, SPACELESS.match(phrase) is not None
+            if within_words:  # then pieces may begin before the phrase, and contain it
+                ends = {token: _overlap(piece, phrase) for piece, token in vocabulary.items()}
+                edges |= {("", token): phrase[:length] for token, length in ends.items() if length}
+                reached |= set(ends.values())
+                bans.setdefault("", []).extend(token for piece, token in vocabulary.items() if phrase in piece)
+            for start in range(int(within_words), len(phrase)):
                 if start not in reached:
                     continue
                 for end in range(start + 1, len(phrase)):
@@ -257,7 +262,7 @@ class Forbidden:
                     if token is not None:
                         reached.add(end)
                         edges[phrase[:start], token] = phrase[:end]
-                if completing := [vocabulary[piece] for piece in _ending(phrase[start:], pieces)]:
+                if completing := [vocabulary[piece] for piece in _ending(phrase[start:], pieces, within_words)]:
                     bans.setdefault(phrase[:start], []).extend(completing)
         return cls(edges, bans, [token for piece, token in vocabulary.items() if kind_of(piece[-1]) == "."])
 
@@ -295,13 +300,19 @@ class Forbidden:
         return False
 
 
-def _ending(text: str, pieces: Sequence[str]) -> Iterator[str]:
-    """Yield the piece `text` itself, and the longer ones that go on with a sign, as "dog." does. pieces: sorted."""
+def _overlap(piece: str, phrase: str) -> int:
+    """Count the characters at the end of a piece that are the start of a phrase, but not the whole phrase."""
+    return next((size for size in range(len(phrase) - 1, 0, -1) if piece.endswith(phrase[:size])), 0)
+
+
+def _ending(text: str, pieces: Sequence[str], within_words: bool) -> Iterator[str]:
+    """Yield the piece `text` itself, and the longer ones that go on with a sign, as "dog." does; with `within_words`,
+    all longer ones. pieces: sorted."""
     first = bisect_right(pieces, text)
     if first and pieces[first - 1] == text:
         yield text
     for piece in takewhile(lambda piece: piece.startswith(text), islice(pieces, first, None)):
-        if kind_of(piece[len(text)]) == ".":
+        if within_words or kind_of(piece[len(text)]) == ".":
             yield piece
 
 

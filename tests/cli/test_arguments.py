@@ -127,6 +127,10 @@ def test_the_environment_says_where_the_cache_is(
     ("arguments", "message"),
     [
         ("attention=none attention.score.dim=3", "attention.score.dim: not a key of the chosen attention"),
+        (
+            "attention=none attention/score=dot",
+            "attention/score: the chosen attention has no score; choose another attention",
+        ),
         ("search=greedy search.beam_size=3", "search.beam_size: not a key of the chosen search"),
         ("experiment=multi30k_en_de_best search=greedy search.beam_size=3", "search.beam_size: unknown key"),
         ("training=3", "training=3: is a section; set its values one by one: training.KEY=VALUE"),

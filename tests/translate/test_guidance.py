@@ -136,6 +136,20 @@ def test_phrases_of_a_language_without_spaces_are_found_within_a_sentence(chines
     forbidden = Forbidden.spelled(["学校"], chinese.vocabulary())
     assert forbidden.contained(tokens)
     assert not forbidden.contained(chinese.encode(["我们去大学。"])[0])
+    names = ["▁", "学", "校", "▁学校在", "去学", "校大", "学校", "大学", "▁学"]
+    numbers = {piece: token for token, piece in enumerate(names)}
+    watch = Forbidden.spelled(["学校"], numbers)
+    for pieces in (
+        ["▁学校在"],
+        ["去学", "校"],
+        ["去学", "校大"],
+        ["大学", "校"],
+        ["▁学", "校"],
+        ["学", "校"],
+        ["学校"],
+    ):
+        assert watch.contained([numbers[piece] for piece in pieces]), pieces
+    assert not watch.contained([numbers[piece] for piece in ("学", "大学", "▁", "校", "大学", "▁", "校大")])
     glossary = Glossary((("学校", "school"), ("学", "study")), lowercase=False)
     assert list(glossary.targets("我们去学校。他学")) == ["school", "study"]
     assert list(Glossary((("GPU", "X"),), lowercase=False).targets("一个GPU很快")) == ["X"]
