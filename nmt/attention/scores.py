@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from nmt.ops.layers import Linear, defer_gradient, linear, wide
+from nmt.ops.layers import Linear, Pending, defer_gradient, linear, wide
 
 # `GaussianMixtureScore` limits the logarithms of its steps and of beta to this: no sentence is as long as e^15
 # positions, and the square of e^15 is finite in float32.
@@ -445,7 +445,7 @@ class _Energies(torch.autograd.Function):
         query: Tensor,
         features: Tensor | None,
         anchor: Tensor,
-        pending: list[Any],
+        pending: Pending,
         *values: Tensor,
     ) -> Tensor:
         read = _Values(*values)
@@ -461,6 +461,7 @@ class _Energies(torch.autograd.Function):
         query, features, *saved = ctx.saved_tensors
         values = _Values(*saved)
         needs_sums = ctx.needs_input_grad[2]
+        ctx.pending.begin()
         if needs_sums and not ctx.pending:
             ctx.pending.append(_Sums(values))
         hidden_units = _hidden_units(features, values)
@@ -500,7 +501,7 @@ class _Sums:
             self.grads += grads
 
 
-def _gradients(pending: list[_Sums]) -> tuple[Tensor, ...]:
+def _gradients(pending: Pending) -> tuple[Tensor, ...]:
     (sums,) = pending
     weight = sums.weight.mul_(2).sub_(sums.grads.sum()) if sums.logistic else sums.weight
     return sums.keys.mul_(sums.slope), weight, sums.projection.mul_(sums.slope[:, None])

@@ -57,7 +57,19 @@ def wide(tensor: Tensor) -> Tensor:
     return tensor.to(wide_dtype(tensor.dtype))
 
 
-CombineGradients = Callable[[list[Any]], tuple[Tensor | None, ...]]
+class Pending(list[Any]):
+    """What the uses of shared tensors store during one backward pass; empty at other times."""
+
+    _pass = -1  # number of the backward pass that has stored something
+
+    def begin(self) -> None:
+        """Discard what an earlier backward pass has stored: torch.autograd.grad may reach uses without their source."""
+        if (current := torch._C._current_graph_task_id()) != self._pass:
+            self._pass = current
+            self.clear()
+
+
+CombineGradients = Callable[[Pending], tuple[Tensor | None, ...]]
 """Computes the gradient of each shared tensor from `Shared.pending`, which holds what the uses have stored during the
 backward pass. None stands for no gradient."""
 
@@ -67,7 +79,7 @@ class Shared(NamedTuple):
 
     values: tuple[Tensor | None, ...]  # the tensors, detached and converted to the dtype of the computation
     anchor: Tensor  # (1,) an input of every use, so that its backward pass follows those of all uses
-    pending: list[Any]  # what the uses store during the backward pass; empty at other times
+    pending: Pending
 
 
 _loop: ContextVar[dict[Any, tuple[list[Any], Shared]] | None] = ContextVar("loop", default=None)
@@ -130,14 +142,14 @@ def defer_gradient(
 def _share(
     tensors: tuple[Tensor | None, ...], combine: CombineGradients, convert: Callable[..., tuple[Tensor | None, ...]]
 ) -> Shared:
-    pending: list[Any] = []
+    pending = Pending()
     values = convert(*(None if tensor is None else tensor.detach() for tensor in tensors))
     return Shared(values, _Source.apply(combine, pending, *tensors), pending)  # type: ignore[no-untyped-call]
 
 
 class _Source(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, combine: CombineGradients, pending: list[Any], *tensors: Tensor | None) -> Tensor:  # noqa: ANN401
+    def forward(ctx: Any, combine: CombineGradients, pending: Pending, *tensors: Tensor | None) -> Tensor:  # noqa: ANN401
         ctx.combine, ctx.pending = combine, pending
         ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in tensors]
         first = tensors[0]
@@ -317,7 +329,7 @@ def weight_gradient(inputs: Tensor, grads: Tensor) -> Tensor:
     return grads.mT @ inputs
 
 
-class _Pending:
+class _Products:
     """Collects the inputs (..., N, I) and gradients (..., N, O) of a weight's uses, and reduces them to products."""
 
     def __init__(self) -> None:
@@ -350,18 +362,19 @@ def _join(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)
 
 
-def _store(pending: list[Any], inputs: Tensor, grads: Tensor) -> None:
+def _store(pending: Pending, inputs: Tensor, grads: Tensor) -> None:
+    pending.begin()
     if not pending:
-        pending.append(_Pending())
+        pending.append(_Products())
     pending[0].add(inputs, grads)
 
 
-def _linear_gradients(pending: list[Any]) -> tuple[Tensor, Tensor]:
+def _linear_gradients(pending: Pending) -> tuple[Tensor, Tensor]:
     folded: tuple[Tensor, Tensor] = pending[0].fold()
     return folded
 
 
-def _product_gradients(pending: list[Any]) -> tuple[Tensor]:
+def _product_gradients(pending: Pending) -> tuple[Tensor]:
     return (pending[0].fold()[0].mT,)
 
 
@@ -371,7 +384,7 @@ class _Linear(torch.autograd.Function):
         ctx: Any,  # noqa: ANN401
         inputs: Tensor,
         anchor: Tensor,
-        pending: list[Any],
+        pending: Pending,
         weight: Tensor,
         bias: Tensor | None,
     ) -> Tensor:
@@ -392,7 +405,7 @@ class _Linear(torch.autograd.Function):
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, anchor: Tensor, pending: list[Any], operand: Tensor) -> Tensor:  # noqa: ANN401
+    def forward(ctx: Any, inputs: Tensor, anchor: Tensor, pending: Pending, operand: Tensor) -> Tensor:  # noqa: ANN401
         ctx.pending, ctx.dtype = pending, inputs.dtype
         inputs = inputs.to(operand.dtype)
         ctx.save_for_backward(inputs, operand)
@@ -462,13 +475,13 @@ def _as_is(tensor: Tensor) -> tuple[Tensor]:
     return (tensor,)
 
 
-def _buffer(pending: list[Any]) -> tuple[Tensor]:
+def _buffer(pending: Pending) -> tuple[Tensor]:
     return (pending[0],)
 
 
 class _Rows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, pending: list[Any], index: Tensor, tensor: Tensor) -> Tensor:  # noqa: ANN401
+    def forward(ctx: Any, anchor: Tensor, pending: Pending, index: Tensor, tensor: Tensor) -> Tensor:  # noqa: ANN401
         ctx.pending, ctx.shape = pending, tensor.shape
         ctx.save_for_backward(index)
         return tensor.flatten(0, 1).index_select(0, index)
@@ -478,6 +491,7 @@ class _Rows(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:  # noqa: ANN401
         (index,) = ctx.saved_tensors
         grad = wide(grad)
+        ctx.pending.begin()
         if not ctx.pending:
             ctx.pending.append(torch.zeros(ctx.shape, dtype=grad.dtype, device=grad.device))
         ctx.pending[0].flatten(0, 1).index_add_(0, index, grad)

@@ -169,6 +169,24 @@ EVERY = slow_but_pairwise(COMBINATIONS, choices)
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
 
+@pytest.mark.parametrize("score", ["additive", "dot", "normed_additive"])
+def test_gradients_of_inputs_leave_nothing_in_those_of_parameters(score: str) -> None:
+    """With respect to the embedded source, torch.autograd.grad reaches the uses of shared parameters alone."""
+    runs: list[dict[str, Tensor]] = []
+    model = model_of(attention=attention(score), decoder__attend="before")
+    for partial in (False, True):
+        embedded = model.source_embedding(SOURCE).detach().requires_grad_()
+        decoded = model.decode(TARGET, model.encode_embedded(embedded, LENGTHS, SOURCE))
+        loss = logits_of(model, decoded).log_softmax(-1)[..., 4].sum()
+        if partial:
+            torch.autograd.grad(loss, embedded, retain_graph=True)
+        model.zero_grad()
+        loss.backward()
+        runs.append({name: value.grad for name, value in model.named_parameters() if value.grad is not None})
+    for name, gradient in runs[0].items():
+        assert torch.equal(runs[1][name], gradient), name
+
+
 @pytest.mark.parametrize("changes", EVERY, ids=label)
 def test_laws(changes: dict[str, Any]) -> None:
     """Checks all laws of one model together, with one forward pass over a batch."""
