@@ -45,11 +45,11 @@ def test_parts_are_built_with_the_configured_numbers(
 
 
 def test_a_policy_is_built_for_hard_attention_alone() -> None:
-    policy = build_policy(configuration("additive-global-softmax-sampled"), 5)
+    policy = build_policy(configuration("additive-global-softmax-sampled"), 5, 20)
     assert policy is not None
     assert (policy.discount, policy.entropy_weight) == (1.0, 0.0)
-    assert build_policy(configuration("additive-global-softmax-straight_through"), 5) is None
-    assert build_policy(schema.NoAttention(kind="none", context="first_state"), 5) is None
+    assert build_policy(configuration("additive-global-softmax-straight_through"), 5, 20) is None
+    assert build_policy(schema.NoAttention(kind="none", context="first_state"), 5, 20) is None
 
 
 @pytest.mark.parametrize("name", ["additive-global-softmax", "general-local_p-entmax15-coverage-heads"])

@@ -108,10 +108,11 @@ def test_a_thread_of_a_program_can_train(tiny: list[str], tmp_path: Path) -> Non
 
 def test_runs_are_compared(run: nmt.Run, tiny: list[str], tmp_path: Path) -> None:
     other = nmt.train(*tiny, "attention=none", data="demo", directory=tmp_path / "other")
-    comparison = nmt.compare_runs([run, other.path], "baseline=none", output=tmp_path / "comparison")
+    comparison = nmt.compare_runs([run, other.path], f"baseline={other.path}", output=tmp_path / "comparison")
     assert comparison.page.is_file()
     (group,) = comparison.values["comparisons"]
-    assert {system["name"] for system in group["systems"]} == {"bahdanau", "none"}
+    # Another test may have trained `run` longer, which its name would say.
+    assert {system["name"].split()[0] for system in group["systems"]} == {"bahdanau", "none"}
     assert all(system["name"] in str(comparison) for system in group["systems"])
 
 

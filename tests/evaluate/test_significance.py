@@ -48,7 +48,7 @@ def bootstrap_p(
     return paired_bootstrap(samples[0], samples[1], corpus_score(output, metric) - corpus_score(baseline, metric))
 
 
-@pytest.mark.parametrize(("lowercase", "options"), [(False, []), (True, ["-lc"])])
+@pytest.mark.parametrize(("lowercase", "options"), [(False, []), (True, ["-lc", "--chrf-lowercase"])])
 def test_scores_intervals_and_p_values_are_those_of_the_command_line(
     lowercase: bool, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
