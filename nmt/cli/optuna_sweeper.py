@@ -243,7 +243,7 @@ def _optuna() -> Any:  # noqa: ANN401
 
 @contextmanager
 def _locked_journal(directory: Path) -> Iterator[None]:
-    """Lock the journal of a search, and remove a last line of which a killed search wrote only a part. Raises UserError
+    """Lock the journal of a search, and remove an incomplete last line, left by a killed search. Raises UserError
     if another process searches there."""
     with (directory / JOURNAL).open("a+b") as journal:
         if not try_lock(journal.fileno(), directory / JOURNAL):

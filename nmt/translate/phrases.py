@@ -306,7 +306,7 @@ def _overlap(piece: str, phrase: str) -> int:
 
 
 def _ending(text: str, pieces: Sequence[str], within_words: bool) -> Iterator[str]:
-    """Yield the piece `text` itself, and the longer ones that go on with a sign, as "dog." does; with `within_words`,
+    """Yield the piece `text` itself, and longer pieces in which a sign follows, such as "dog."; with `within_words`,
     all longer ones. pieces: sorted."""
     first = bisect_right(pieces, text)
     if first and pieces[first - 1] == text:
