@@ -18,7 +18,7 @@ from nmt.attention.scores import Past, Score
 from nmt.ops.layers import wide, wide_dtype
 
 SATURATED = 40.0  # from this x on, softplus(x) equals x to the last bit of float64
-FARTHEST = 1e3  # of an energy of constrained sparsemax below the greatest one
+FARTHEST = 1e3  # constrained sparsemax raises lower energies to this distance below the greatest one
 
 
 class Normalized(NamedTuple):
@@ -382,8 +382,8 @@ def constrained_sparsemax(energies: Tensor, bounds: Tensor) -> Tensor:
     2018, 3), for N rows: energies e (N, S), bounds u (N, S) >= 0, possibly infinite -> (N, S).
 
     The bounds of a row must sum to at least 1, or all be 0. Energies that are more than `FARTHEST` below the greatest
-    count as equal, because in float32 energy minus bound would lose the bound. If all bounds are 0, w is 0. A position
-    with bound 0 has no gradient, and its energy has no influence.
+    one are raised to this distance, because in float32 energy minus bound would lose the bound. If all bounds are 0, w
+    is 0. A position with bound 0 has no gradient, and its energy has no influence.
     """
     weights: Tensor = _ConstrainedSparsemax.apply(energies, bounds)  # type: ignore[no-untyped-call]
     return weights

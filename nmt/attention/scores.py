@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from nmt.ops.layers import Linear, Pending, defer_gradient, linear, wide
+from nmt.ops.layers import Deferred, Linear, defer_gradient, linear, wide
 
 # `GaussianMixtureScore` limits the logarithms of its steps and of beta to this: no sentence is as long as e^15
 # positions, and the square of e^15 is finite in float32.
@@ -445,7 +445,7 @@ class _Energies(torch.autograd.Function):
         query: Tensor,
         features: Tensor | None,
         anchor: Tensor,
-        pending: Pending,
+        pending: Deferred,
         *values: Tensor,
     ) -> Tensor:
         read = _Values(*values)
@@ -501,7 +501,7 @@ class _Sums:
             self.grads += grads
 
 
-def _gradients(pending: Pending) -> tuple[Tensor, ...]:
+def _gradients(pending: Deferred) -> tuple[Tensor, ...]:
     (sums,) = pending
     weight = sums.weight.mul_(2).sub_(sums.grads.sum()) if sums.logistic else sums.weight
     return sums.keys.mul_(sums.slope), weight, sums.projection.mul_(sums.slope[:, None])

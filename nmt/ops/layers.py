@@ -57,7 +57,7 @@ def wide(tensor: Tensor) -> Tensor:
     return tensor.to(wide_dtype(tensor.dtype))
 
 
-class Pending(list[Any]):
+class Deferred(list[Any]):
     """What the uses of shared tensors store during one backward pass; empty at other times."""
 
     _pass = -1  # number of the backward pass that has stored something
@@ -69,7 +69,7 @@ class Pending(list[Any]):
             self.clear()
 
 
-CombineGradients = Callable[[Pending], tuple[Tensor | None, ...]]
+CombineGradients = Callable[[Deferred], tuple[Tensor | None, ...]]
 """Computes the gradient of each shared tensor from `Shared.pending`, which holds what the uses have stored during the
 backward pass. None stands for no gradient."""
 
@@ -79,7 +79,7 @@ class Shared(NamedTuple):
 
     values: tuple[Tensor | None, ...]  # the tensors, detached and converted to the dtype of the computation
     anchor: Tensor  # (1,) an input of every use, so that its backward pass follows those of all uses
-    pending: Pending
+    pending: Deferred
 
 
 _loop: ContextVar[dict[Any, tuple[list[Any], Shared]] | None] = ContextVar("loop", default=None)
@@ -142,14 +142,14 @@ def defer_gradient(
 def _share(
     tensors: tuple[Tensor | None, ...], combine: CombineGradients, convert: Callable[..., tuple[Tensor | None, ...]]
 ) -> Shared:
-    pending = Pending()
+    pending = Deferred()
     values = convert(*(None if tensor is None else tensor.detach() for tensor in tensors))
     return Shared(values, _Source.apply(combine, pending, *tensors), pending)  # type: ignore[no-untyped-call]
 
 
 class _Source(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, combine: CombineGradients, pending: Pending, *tensors: Tensor | None) -> Tensor:  # noqa: ANN401
+    def forward(ctx: Any, combine: CombineGradients, pending: Deferred, *tensors: Tensor | None) -> Tensor:  # noqa: ANN401
         ctx.combine, ctx.pending = combine, pending
         ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in tensors]
         first = tensors[0]
@@ -362,19 +362,19 @@ def _join(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)
 
 
-def _store(pending: Pending, inputs: Tensor, grads: Tensor) -> None:
+def _store(pending: Deferred, inputs: Tensor, grads: Tensor) -> None:
     pending.begin()
     if not pending:
         pending.append(_Products())
     pending[0].add(inputs, grads)
 
 
-def _linear_gradients(pending: Pending) -> tuple[Tensor, Tensor]:
+def _linear_gradients(pending: Deferred) -> tuple[Tensor, Tensor]:
     folded: tuple[Tensor, Tensor] = pending[0].fold()
     return folded
 
 
-def _product_gradients(pending: Pending) -> tuple[Tensor]:
+def _product_gradients(pending: Deferred) -> tuple[Tensor]:
     return (pending[0].fold()[0].mT,)
 
 
@@ -384,7 +384,7 @@ class _Linear(torch.autograd.Function):
         ctx: Any,  # noqa: ANN401
         inputs: Tensor,
         anchor: Tensor,
-        pending: Pending,
+        pending: Deferred,
         weight: Tensor,
         bias: Tensor | None,
     ) -> Tensor:
@@ -405,7 +405,7 @@ class _Linear(torch.autograd.Function):
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, anchor: Tensor, pending: Pending, operand: Tensor) -> Tensor:  # noqa: ANN401
+    def forward(ctx: Any, inputs: Tensor, anchor: Tensor, pending: Deferred, operand: Tensor) -> Tensor:  # noqa: ANN401
         ctx.pending, ctx.dtype = pending, inputs.dtype
         inputs = inputs.to(operand.dtype)
         ctx.save_for_backward(inputs, operand)
@@ -475,13 +475,13 @@ def _as_is(tensor: Tensor) -> tuple[Tensor]:
     return (tensor,)
 
 
-def _buffer(pending: Pending) -> tuple[Tensor]:
+def _buffer(pending: Deferred) -> tuple[Tensor]:
     return (pending[0],)
 
 
 class _Rows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, pending: Pending, index: Tensor, tensor: Tensor) -> Tensor:  # noqa: ANN401
+    def forward(ctx: Any, anchor: Tensor, pending: Deferred, index: Tensor, tensor: Tensor) -> Tensor:  # noqa: ANN401
         ctx.pending, ctx.shape = pending, tensor.shape
         ctx.save_for_backward(index)
         return tensor.flatten(0, 1).index_select(0, index)

@@ -31,7 +31,7 @@ def test_a_larger_vocabulary_adds_the_flops_of_its_rows() -> None:
 
 
 def test_each_position_of_a_sum_adds_the_flops_of_its_output() -> None:
-    """Each of the 2 x 6 target positions sums over 4 source positions, each with a product of its own."""
+    """Each of the 2 x 6 target positions sums over 4 source positions. Each of them adds one product."""
     counts = []
     for vocabulary in (20, 50):
         words = [*TINY, "attention=marginal", "attention.alignment.top_k=4", "attention.alignment.min_share=0"]

@@ -263,7 +263,7 @@ def test_tokens_contain_a_phrase_or_not() -> None:
 @pytest.mark.parametrize(
     ("pieces", "expected"),
     [
-        (["▁a", "▁dog."], True),  # a piece that goes on with a sign
+        (["▁a", "▁dog."], True),  # a piece with a sign after the phrase
         (["▁a", "▁dogs"], False),
         (["▁a", "▁dog-"], False),  # the start of a longer word
         (['▁"', "dog"], True),  # after a sign
@@ -280,5 +280,5 @@ def test_signs_before_and_after_a_phrase_do_not_hide_it(pieces: list[str], expec
     forbidden = Forbidden.spelled(["▁dog"], vocabulary)
     assert forbidden.contained([vocabulary[piece] for piece in pieces]) == expected
     order = np.array([token for token in reversed(range(len(names)))])
-    smaller = forbidden.within(order)  # the same with other numbers, as a shortlist gives
+    smaller = forbidden.within(order)  # the same phrases, with the token numbers of a shortlist
     assert smaller.contained([int(np.flatnonzero(order == vocabulary[piece])[0]) for piece in pieces]) == expected
