@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 ROUNDING = 1e-3  # the user's attention weights of a step may sum to at most 1 plus this
-WORDS = re.compile(
-    "w+(?:-w+)*|[-.c]"
-)  # matches a word or a lone sign, in a string with the `kind_of` of each character
+# Matches a word or a lone sign, in a string with the `kind_of` of each character.
+WORDS = re.compile("w+(?:-w+)*|[-.c]")
 
 
 class Controls(TypedDict, total=False):
