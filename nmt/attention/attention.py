@@ -84,7 +84,9 @@ class Detail(NamedTuple):
 
     heads: Tensor  # (B, N, T, S) attention weights of each head
     centres: Tensor | None  # (B, N, T) centre of the local window, a source position from 0
-    stops: Tensor | None  # (B, N, T) int64: source position from 0 where monotonic reading stopped; -1 past the end
+    # (B, N, T) int64: source position from 0 where monotonic reading stopped, or with expected weights where it most
+    # probably stopped; -1 past the end
+    stops: Tensor | None
 
 
 class Attended(NamedTuple):

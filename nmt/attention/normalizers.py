@@ -188,21 +188,21 @@ class MonotonicNormalizer(Normalizer):
     weights of the previous step (ibid., eq. 9). Noise, which training adds to the energies, drives p_s to 0 or 1.
     With probability 1 - sum_s w_s, reading passes the end without stopping. Outside training, reading stops at the
     first position with p_s > 1/2. If no position has p_s > 1/2, the context is zero at this step and at all further
-    steps, as in the paper.
+    steps, as in the paper. If `always_expected` is True, the weights are expectations outside training as well.
     """
 
     stops = True
 
-    def __init__(self, noise: float, initial_offset: float) -> None:
+    def __init__(self, noise: float, initial_offset: float, always_expected: bool = False) -> None:
         """noise: standard deviation of the noise on the energies. initial_offset: initial value of r, negative so that
         reading does not stop at the first position."""
         super().__init__()
-        self.noise = noise
+        self.noise, self.always_expected = noise, always_expected
         self.offset = nn.Parameter(torch.tensor(initial_offset))
 
     def forward(self, energies: Tensor, keep: Tensor, past: Past) -> Normalized:
         """Compute the weights of one step: (B, 1, W), bool (B, 1, W) -> (B, 1, W). Outside training, a row is one-hot,
-        or zero if reading has passed the end."""
+        or zero if reading has passed the end, unless the weights are always expectations."""
         assert energies.shape[1] == 1
         energies, keep = wide(energies)[:, 0] + self.offset, keep[:, 0]
         before = past.log_stops
@@ -210,9 +210,9 @@ class MonotonicNormalizer(Normalizer):
             before = torch.full_like(energies, -torch.inf)
             before[:, 0] = 0.0
         before = before.to(energies.dtype)
-        if self.training:
-            if self.noise:
-                energies = energies + self.noise * torch.randn_like(energies)
+        if self.training and self.noise:
+            energies = energies + self.noise * torch.randn_like(energies)
+        if self.training or self.always_expected:
             log_weights = monotonic_log_weights(energies, keep, before)[:, None]
         else:
             log_weights = _first_from(before, (energies > 0) & keep).to(energies.dtype).log()[:, None]

@@ -340,7 +340,7 @@ def _normalizer(config: schema.Normalizer) -> Normalizer:  # noqa: PLR0911
         case schema.FirstOrder():
             return FirstOrderNormalizer(config.reach, config.monotonic)
         case schema.Monotonic() | schema.Mocha():
-            return MonotonicNormalizer(config.noise, config.initial_offset)
+            return MonotonicNormalizer(config.noise, config.initial_offset, config.outside_training == "expected")
         case schema.LinearChain():
             return LinearChainNormalizer()
         case schema.Fertility():

@@ -44,6 +44,22 @@ def test_parts_are_built_with_the_configured_numbers(
     assert torch.as_tensor(getattr(getattr(attention, part), name)).item() == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("name", ["normed_additive-global-monotonic", "general-global-mocha-coverage-heads"])
+def test_expected_weights_outside_training_are_those_of_training_without_noise(name: str) -> None:
+    case = Case(name, training=True)
+    attention, query, states, valid = case.make()
+    in_training = attend(attention, query, states, valid)
+    values = case.config.model_dump()
+    values["normalizer"] |= {"outside_training": "expected", "noise": 1.0}
+    config = schema.ScoredAttention.model_validate(values)
+    always = build_attention(config, query.shape[-1], states.shape[-1]).double().eval()
+    always.load_state_dict(attention.state_dict())
+    outside = attend(always, query, states, valid)
+    torch.testing.assert_close(outside.weights, in_training.weights, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(outside.context, in_training.context, rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(attend(attention.eval(), query, states, valid).weights, in_training.weights)
+
+
 def test_a_policy_is_built_for_hard_attention_alone() -> None:
     policy = build_policy(configuration("additive-global-softmax-sampled"), 5, 20)
     assert policy is not None

@@ -102,6 +102,8 @@ COMBINATIONS += [
 GNMT = case("lstm", 4, "first_layer", False, attention("normed_additive"), residual=3)
 GNMT |= {"encoder__bidirectional": "first", "encoder__layers": 4, "encoder__residual": 3}
 COMBINATIONS += [GNMT, case("gru", 1, "after", False, attention("dot")) | {"encoder__self_attention": SELF_ATTENTION}]
+EXPECTED = MOCHA | {"outside_training": "expected"}
+COMBINATIONS += [case("gru", 1, "before", False, attention("normed_additive", normalizer=EXPECTED))]
 FEW = MARGINAL | {"top_k": 3, "min_share": 0.5}
 EXACT_POSTERIOR = POSTERIOR | {"prior_share": 0.0}
 LATENT = [
