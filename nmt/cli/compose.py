@@ -35,6 +35,7 @@ SWEEP_KEYS = ("hydra.sweep.", "hydra.launcher", "hydra.sweeper", "hydra/launcher
 TEXT_KEYS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.job.name")
 HYDRA_DIRECTORIES = TEXT_KEYS[:2]  # Hydra creates these without expanding ~
 OWN_VALUES = {"hydra.output_subdir": None, "hydra.job.chdir": False, "hydra/job_logging": "none"}  # nmt needs these
+MAX_CHOICE = 100  # characters in the name of a choice, which is the name of a file
 T = TypeVar("T", bound=BaseModel)
 log = logging.getLogger(__name__)
 
@@ -206,13 +207,20 @@ def check(overrides: Sequence[str], command: str) -> list[Override]:
             raise UserError(f"{line}: run= resumes in the run's own directory; leave it out")
         if key in OWN_VALUES and override.value() != OWN_VALUES[key]:
             raise UserError(f"{line}: nmt writes its own files and log in the run's directory; leave it out")
-        if override.value() is None and not override.is_delete() and (config_dir() / key).is_dir():
+        if not override.is_delete() and (config_dir() / key).is_dir() and not _may_be_choice(override.value()):
             others = ", ".join(help.choices_of(key, command))
             raise UserError(f"{line}: {'leave it out' if key == help.RECIPES else f'choose one of {others}'}")
         if command == "train":
             _refuse_choice_as_value(override)
     _warn_of_repeated(parsed)
     return parsed
+
+
+def _may_be_choice(value: object) -> bool:
+    """Check if a value may name a file of a group, or several files. Hydra fails at other values with a traceback."""
+    if isinstance(value, list):
+        return all(isinstance(name, str) and _may_be_choice(name) for name in value)
+    return value is not None and len(str(value)) <= MAX_CHOICE
 
 
 def _parsed(override: str) -> Override:

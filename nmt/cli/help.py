@@ -152,8 +152,8 @@ def explain(error: Exception, command: str) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith("See http")]
     text = lines[0] if lines else type(error).__name__
     for pattern, explanation in EXPLANATIONS.items():
-        # Hydra may put the message of a UserError below its own.
-        if match := next(filter(None, (re.search(pattern, line) for line in lines)), None):
+        # Hydra may put the message of a UserError below its own, and lists choices below "Available options in ...".
+        if match := re.search(pattern, "\n".join(lines), re.MULTILINE):
             if message := explanation(match, command):
                 return message
             break
@@ -234,7 +234,9 @@ def _unknown_choice(match: re.Match[str], command: str) -> str | None:
     group, choice = next((pair for pair in arguments if "/".join(pair) == path), (group, choice))
     if message := removed(group, choice):
         return message
-    choices = choices_of(group, command) + (["basic"] if group.startswith("hydra/") else [])
+    listed = match.string.partition("Available options in")[2].partition("Config search path:")[0].split()[1:]
+    others = [name for name in listed if not (config_dir() / group / f"{name}.yaml").exists() and name[0] != "_"]
+    choices = [*choices_of(group, command), *others]
     return f"{group}={choice}: not one of {', '.join(choices)}{nearest(choice, choices)}" if choices else None
 
 
@@ -247,5 +249,5 @@ EXPLANATIONS: dict[str, Callable[[re.Match[str], str], str | None]] = {
     "Interpolation key 'size\\.": _unresolved_size,
     r"invalid literal for int\(\) with base 10: '(.*)'": _key_in_list,
     "INTERVAL_SWEEP": lambda *_: "interval(a,b) is for a search: add hydra/sweeper=optuna",
-    r"Could not find '.*?([^']*)'[^']*$": _unknown_choice,
+    r"Could not (?:find|load) '([^'\n]*)'": _unknown_choice,
 }

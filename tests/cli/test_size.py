@@ -88,3 +88,5 @@ def test_recipes_of_ones_own_are_found_for_every_size(monkeypatch: pytest.Monkey
     assert (config.seed, choices["size"]) == (77, size)
     with pytest.raises(UserError, match="experiment=mine: not one of attention_study"):
         compose("train", TrainConfig, ["experiment=mine"])
+    with pytest.raises(UserError, match="tatoeba_de_en, mine; did you mean 'mine'"):
+        compose("train", TrainConfig, [given[0], "experiment=mines"])
