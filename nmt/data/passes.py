@@ -91,7 +91,7 @@ def read_corpus(
     """
     overlap = Overlap()
     raw = {
-        name: _read_split(name, splits[name], working / f"{name}.raw", workers, overlap)
+        name: _read_split(name, splits[name], working / f"{name}.raw", tokenizer.lowercase, workers, overlap)
         for name in sorted(splits, key=lambda name: name == "train")  # train last, as `Overlap` needs
     }
     log.info("tokenizer: %s", tokenizer.kind)
@@ -116,14 +116,16 @@ def read_corpus(
     return raw, counts, warnings
 
 
-def _read_split(name: str, sources: list[Source], path: Path, workers: Workers, overlap: "Overlap") -> RawSplit:
+def _read_split(
+    name: str, sources: list[Source], path: Path, lowercase: bool, workers: Workers, overlap: "Overlap"
+) -> RawSplit:
     """Write the usable pairs of a split to `path`. Raises UserError if a file cannot be read, no pair is
     usable, or no pair has a reference text."""
     result = RawSplit()
     chunks = chain.from_iterable(source.chunks() for source in sources)
     bar = tqdm(desc=f"read {name}", unit=" pairs", disable=None, leave=False)
     with path.open("wb") as file, bar:
-        for chunk in workers.map(partial(_read_chunk, train=name == "train"), chunks, READ_IN_MAIN):
+        for chunk in workers.map(partial(_read_chunk, name == "train", lowercase), chunks, READ_IN_MAIN):
             for side, indices in chunk.blank.items():
                 result.blank[side] += [len(result) + index + 1 for index in indices]
             result.chunks.append(RawChunk(path, file.tell(), len(chunk.raw), len(chunk.hashes)))
@@ -145,11 +147,12 @@ class _ReadChunk(NamedTuple):
     blank: dict[str, list[int]]  # side (as in BLANK) -> indices, among the usable pairs, of those that lack text
 
 
-def _read_chunk(chunk: TextChunk | list[Pair], train: bool) -> _ReadChunk:
+def _read_chunk(train: bool, lowercase: bool, chunk: TextChunk | list[Pair]) -> _ReadChunk:
     """Read a chunk, without training pairs that have a blank side. All held-out pairs are kept, to be scored."""
     pairs = list(chunk)
     usable = [pair for pair in pairs if not (train and (is_blank(pair.source) or is_blank(pair.target)))]
-    digests = [_digest(text) for pair in usable for text in (pair.source, f"{pair.source}\n{pair.target}")]
+    texts = [text for pair in usable for text in (pair.source, f"{pair.source}\n{pair.target}")]
+    digests = [_digest(text.lower() if lowercase else text) for text in texts]
     return _ReadChunk(
         raw="".join(f"{pair.source}\n{pair.target}\n{pair.alignment}\n" for pair in usable).encode(),
         read=len(pairs),

@@ -178,6 +178,16 @@ def doubtful(home: Path, train: list[tuple[str, str]], held_out: list[tuple[str,
 NEW = [(f"a quarter of {n} houses here", f"le quart de {n} maisons ici") for n in range(100, 120)]
 
 
+@pytest.mark.parametrize(("lowercase", "expected"), [("true", (1, 1)), ("false", (0, 0))])
+def test_held_out_text_in_train_is_found_in_the_case_that_the_model_sees(
+    lowercase: str, expected: tuple[int, int], home: Path
+) -> None:
+    source, target = PAIRS[7]
+    prepared = doubtful(home, PAIRS, [*NEW, (source.upper(), target.upper())], f"tokenizer.lowercase={lowercase}")
+    report = prepared.report["splits"]["validation"]
+    assert (report["sources_in_train"], report["pairs_in_train"]) == expected
+
+
 def test_held_out_text_in_train_is_told(home: Path) -> None:
     held_out = [*NEW, PAIRS[7], (PAIRS[8][0], "autre"), (PAIRS[9][0], "autre"), ("", "")]
     prepared = doubtful(home, PAIRS, held_out)
