@@ -53,6 +53,8 @@ GROUPS = {  # page -> groups on it, which are folders of configs/
 }
 SIGNIFICANT = 0.05  # a star marks a smaller p
 SMALLEST_P = 0.001  # smaller values of p are not written out
+BOARDS = Path("docs", "results", "leaderboard")  # a folder for each corpus
+MAIN_BOARD = "multi30k"
 FILLED = ("quickstart", "results/leaderboard", "api/translator", "api/attention")  # pages of docs/ with text in markers
 COMMANDS = ("evaluate", "translate", "compare", "serve", "export")
 SEARCHING = ("evaluate", "translate", "serve")  # the commands with the group `search`
@@ -386,9 +388,9 @@ def preset_figures(root: Path, preset: str) -> str:
     return "\n".join([lines[header], lines[header + 1], lines[row]])
 
 
-def board(root: Path) -> Json:
-    """Read the leaderboard, as `scripts/evidence.py table` has written it."""
-    written = root / "docs" / "results" / "leaderboard" / "multi30k" / "comparison" / "comparison.json"
+def board(root: Path, corpus: str = MAIN_BOARD) -> Json:
+    """Read the leaderboard of a corpus, as `scripts/evidence.py table` has written it."""
+    written = root / BOARDS / corpus / "comparison" / "comparison.json"
     comparison: Json
     (comparison,) = json.loads(written.read_text(encoding="utf-8"))["comparisons"]
     return comparison
@@ -400,20 +402,28 @@ def p_cell(p: float) -> str:
     return f"{number}{' *' if p < SIGNIFICANT else ''}"
 
 
-def board_rows(root: Path) -> tuple[list[str], dict[str, str]]:
-    """Return the two lines of the leaderboard's header, and the row of each preset in the order of BLEU."""
-    comparison = board(root)
+def board_rows(root: Path, corpus: str = MAIN_BOARD) -> tuple[list[str], dict[str, str]]:
+    """Return the two lines of a leaderboard's header, and the row of each preset in the order of BLEU.
+
+    The columns of speed and of equal time need benchmark.json, with speeds that were measured one after the other.
+    """
+    comparison = board(root, corpus)
+    with_speeds = (root / BOARDS / corpus / "benchmark.json").is_file()
     differences = {row["system"]: row for row in comparison["differences"]}
     minutes = comparison["budget"]["seconds"] / 60
     difference_title = f"Difference to `{comparison['baseline']}`"
+    speeds = [f"Validation BLEU, {minutes:.1f} minutes", "ms an update", "Sentences/s"]
     titles = [
         *("`attention=`", "Seeds", "BLEU", difference_title, "p, corrected", "chrF", "Perplexity"),
-        *("BLEU, longest fifth", f"Validation BLEU, {minutes:.1f} minutes", "ms an update"),
-        *("Sentences/s", "Parameters"),
+        *("BLEU, longest fifth", *(speeds if with_speeds else []), "Parameters"),
     ]
     rows = {}
     for system in comparison["systems"]:
         difference = differences.get(system["name"])
+        speeds = [
+            "-" if system["bleu_equal_time"] is None else f"{system['bleu_equal_time']:.2f}",
+            *(f"{system[key]:,.0f}" for key in ("update_milliseconds", "sentences_per_second")),
+        ]
         cells = [
             f"`{system['name']}`",
             f"{len(system['seeds'])}",
@@ -421,17 +431,16 @@ def board_rows(root: Path) -> tuple[list[str], dict[str, str]]:
             f"{difference['difference']:+.2f} ± {difference['difference_ci']:.2f}" if difference else "-",
             p_cell(difference["p"]) if difference else "-",
             *(f"{system[key]:.2f}" for key in ("chrf", "perplexity", "bleu_longest")),
-            "-" if system["bleu_equal_time"] is None else f"{system['bleu_equal_time']:.2f}",
-            *(f"{system[key]:,.0f}" for key in ("update_milliseconds", "sentences_per_second")),
+            *(speeds if with_speeds else []),
             f"{system['parameters'] / 1e6:.1f} M",
         ]
         rows[system["name"]] = f"| {' | '.join(cells)} |"
     return [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"], rows
 
 
-def leaderboard(root: Path, _: str) -> str:
-    """Return the table of all presets in the leaderboard."""
-    header, rows = board_rows(root)
+def leaderboard(root: Path, corpus: str) -> str:
+    """Return the table of all presets in the leaderboard of a corpus."""
+    header, rows = board_rows(root, corpus)
     return "\n".join([*header, *rows.values()])
 
 
