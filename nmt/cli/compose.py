@@ -207,7 +207,8 @@ def check(overrides: Sequence[str], command: str) -> list[Override]:
             raise UserError(f"{line}: run= resumes in the run's own directory; leave it out")
         if key in OWN_VALUES and override.value() != OWN_VALUES[key]:
             raise UserError(f"{line}: nmt writes its own files and log in the run's directory; leave it out")
-        if not override.is_delete() and (config_dir() / key).is_dir() and not _may_be_choice(override.value()):
+        names_choices = (config_dir() / key).is_dir() and not (override.is_delete() or override.is_sweep_override())
+        if names_choices and not _may_be_choice(override.value()):
             others = ", ".join(help.choices_of(key, command))
             raise UserError(f"{line}: {'leave it out' if key == help.RECIPES else f'choose one of {others}'}")
         if command == "train":
