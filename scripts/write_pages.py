@@ -412,10 +412,10 @@ def board_rows(root: Path, corpus: str = MAIN_BOARD) -> tuple[list[str], dict[st
     differences = {row["system"]: row for row in comparison["differences"]}
     minutes = comparison["budget"]["seconds"] / 60
     difference_title = f"Difference to `{comparison['baseline']}`"
-    speeds = [f"Validation BLEU, {minutes:.1f} minutes", "ms an update", "Sentences/s"]
+    speed_titles = [f"Validation BLEU, {minutes:.1f} minutes", "ms an update", "Sentences/s"]
     titles = [
         *("`attention=`", "Seeds", "BLEU", difference_title, "p, corrected", "chrF", "Perplexity"),
-        *("BLEU, longest fifth", *(speeds if with_speeds else []), "Parameters"),
+        *("BLEU, longest fifth", *(speed_titles if with_speeds else []), "Parameters"),
     ]
     rows = {}
     for system in comparison["systems"]:

@@ -428,7 +428,10 @@ def test_a_search_that_makes_no_sense_is_one_line(override: str, message: str, t
         ),
         (["-m", "optimizer.lr=interval(0.1,0.2)"], "interval(a,b) is for a search: add hydra/sweeper=optuna"),
         (["hydra/launcher=parallel"], "hydra/launcher=parallel: is for a sweep; add -m"),
-        (["-m", "hydra/launcher=paralel", "seed=1,2"], "not one of parallel, slurm, slurm_local, basic, "),
+        (
+            ["-m", "hydra/launcher=paralel", "seed=1,2"],
+            "parallel, slurm, slurm_local, basic, joblib, submitit_local, submitit_slurm; did you mean 'parallel'?",
+        ),
     ],
 )
 def test_what_would_be_ignored_is_refused(given: list[str], message: str, tmp_path: Path) -> None:
