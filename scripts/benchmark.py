@@ -109,7 +109,8 @@ class Bench:
                 tokens += batch.target_tokens
                 padded += batch.target_out.numel()
         rate = float(np.median(rates))
-        cost = flops_per_token(self.model, batches.load(plan[0][:SENTENCES], 0))
+        pairs = batches.load(plan[0][:SENTENCES], 0)
+        cost = flops_per_token(self.model, pairs, self.trainer.objective.token_loss.pad)
         return {
             "tokens_per_second": tokens / seconds,
             "milliseconds_an_update": 1000 * seconds / updates,
