@@ -84,7 +84,7 @@ def test_no_name_or_error_of_a_run_controls_the_terminal() -> None:
     printed = (done.stdout + done.stderr).decode()
     assert "\x1b" not in printed
     assert printed.count("left out: ") == 3
-    assert rb"\\x1b\[31m" in done.stdout  # as Markdown
+    assert rb"\\x1b\[31m" in done.stdout  # Markdown escapes the backslash and the bracket
     assert b"\\x1b[31m" in done.stderr
     for path in (path for path in Path("out").iterdir() if path.suffix != ".png"):
         assert b"\x1b" not in path.read_bytes()
