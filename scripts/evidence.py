@@ -29,7 +29,7 @@ from nmt.compare.report import tables, write_files
 from nmt.config.compose import flatten
 from nmt.config.errors import UserError
 from nmt.config.schema import NO_EFFECT_KEYS
-from nmt.evaluate.bleu import FORMULAS, METRICS, Counted, count, signatures
+from nmt.evaluate.metrics import METRICS, Counted, corpus_score, count, signatures
 from nmt.export.contents import shared_config, shared_manifest
 from nmt.system.files import to_json, write_atomically
 from nmt.system.run import (
@@ -45,7 +45,7 @@ from nmt.system.run import (
 from nmt.system.text_table import markdown
 
 SPLITS = ("validation", "test")
-NOT_PACKED = ("bleu_by_length", "search", "directions")  # keys of the results that follow from the other values
+NOT_PACKED = ("by_length", "search", "directions")  # keys of the results that follow from the other values
 SPEEDS = "benchmark.json"  # file with the speed of every preset, beside the files of the runs
 COMPARISON = "comparison"  # folder of the comparison, beside the files of the runs
 REFERENCE_LENGTH = 1  # column of BLEU's statistics with the number of tokens of the reference
@@ -102,12 +102,13 @@ def unpack(file: Path, split: str) -> tuple[Entry, HeldOut]:
     """
     with np.load(file, allow_pickle=False) as arrays:
         record = json.loads(arrays["record"].tobytes())
-        counts = {name: arrays[f"{split}/{name}"].T.astype(np.int64) for name in METRICS}
+        counts = {name: arrays[f"{split}/{name}"].T.astype(np.int64) for name in METRICS if f"{split}/{name}" in arrays}
         sources, references = (
             [" ".join("x" * int(words)) for words in lengths]
             for lengths in (arrays[f"{split}/words"], counts["bleu"][:, REFERENCE_LENGTH])
         )
     config, manifest, result = without_unused_keys(record["config"]), record["manifest"], record["results"][split]
+    config["evaluation"]["metrics"] = [*counts]
     settings, start = read_settings(config), manifest["starts"][0]
     entry = Entry(
         name=file.stem,
@@ -169,13 +170,12 @@ def check(folder: Path) -> int:
     for file in files:
         with np.load(file, allow_pickle=False) as arrays:
             record = json.loads(arrays["record"].tobytes())
-            for split in (split for split in SPLITS if f"{split}/bleu" in arrays):
-                for metric in METRICS:
-                    score = float(FORMULAS[metric](arrays[f"{split}/{metric}"].sum(1, dtype=np.float64)))
-                    recorded = record["results"][split][metric]
-                    if abs(score - recorded) > ROUNDING:
-                        wrong += 1
-                        print(f"{file}: {split} {metric} is {recorded}, its statistics give {score:.4f}")
+            for name in (name for name in arrays if name.rpartition("/")[2] in METRICS):
+                split, _, metric = name.partition("/")
+                score, recorded = corpus_score(arrays[name].T, metric), record["results"][split][metric]
+                if abs(score - recorded) > ROUNDING:
+                    wrong += 1
+                    print(f"{file}: {split} {metric} is {recorded}, its statistics give {score:.4f}")
     print(f"{len(files)} runs checked, {wrong} scores differ")
     written = folder / COMPARISON / "comparison.json"
     if written.is_file():

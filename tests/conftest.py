@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -15,17 +15,20 @@ from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported; workers share the cores
 
+import numpy as np
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hypothesis import HealthCheck, settings
+from numpy.typing import NDArray
 from omegaconf import OmegaConf
 from quick_hydra import parse_files_once
 
 from nmt.cli import compose as cli_compose
 from nmt.config.compose import config_dir, validated
 from nmt.config.schema import TrainConfig
+from nmt.evaluate.metrics import METRICS, Metric, ScoreSettings
 
 torch.set_num_threads(1)
 parse_files_once()
@@ -149,10 +152,26 @@ def tiny_overrides() -> list[str]:
     return list(TINY)
 
 
+class MeanScore(Metric):
+    """A made-up metric: each sentence has the score that its text spells, and a corpus their mean."""
+
+    heading = "mean score"
+    decimals = 4
+
+    def count(
+        self, hypotheses: Sequence[str], references: Sequence[str], settings: ScoreSettings
+    ) -> tuple[NDArray[np.int64], str]:
+        """(N, 2): characters that agree with the reference, and 1."""
+        agree = [sum(a == b for a, b in zip(*pair, strict=False)) for pair in zip(hypotheses, references, strict=True)]
+        return np.array([[count, 1] for count in agree]), "made up"
+
+    def formula(self, sums: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(..., 2) -> (...)."""
+        return np.asarray(sums[..., 0] / sums[..., 1])
+
+
 @pytest.fixture
-def comet_package(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Make a stand-in for unbabel-comet importable during the test, and return its folder."""
-    folder = Path(__file__).parent / "standins"
-    monkeypatch.syspath_prepend(str(folder))
-    yield folder
-    sys.modules.pop("comet", None)
+def mean_metric(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Add a metric that is a mean over sentences, and return its name."""
+    monkeypatch.setitem(METRICS, "mean", MeanScore())
+    return "mean"

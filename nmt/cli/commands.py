@@ -21,8 +21,8 @@ from nmt.config import schema
 from nmt.config.errors import CONTROL, UserError, user_path
 
 if TYPE_CHECKING:
-    from nmt.evaluate.bleu import ScoreSettings
     from nmt.evaluate.evaluation import EvaluationFolder
+    from nmt.evaluate.metrics import ScoreSettings
     from nmt.system.run import RunDirectory
     from nmt.translate.translator import Translator
 
@@ -167,11 +167,9 @@ def _print_result(config: schema.EvaluateConfig, result: dict[str, Any]) -> None
 def _compare(config: schema.CompareConfig, overrides: list[str]) -> None:
     """Rank systems, test their differences for significance, show where they differ."""
     with exit_at_ctrl_c("compare"):
-        from nmt.compare.compare import Ranking
         from nmt.compare.report import write_comparison
 
-    settings = config.model_dump(exclude={"output", "metric", "comet_model"})
-    settings["ranking"] = Ranking.by(config.metric, config.comet_model)
+    settings = config.model_dump(exclude={"output"})
     with output_folder(config.output, "comparison.json", "a comparison") as output:
         print(write_comparison(output=output, **settings))
     print(f"page: {os.path.relpath(output / 'index.html')}")

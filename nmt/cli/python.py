@@ -23,18 +23,18 @@ from nmt.cli.app import log_to_stream, output_folder
 from nmt.cli.commands import changed_settings, run_score_settings
 from nmt.cli.compose import compose
 from nmt.cli.train import is_complete, resumed
-from nmt.compare.compare import Ranking
 from nmt.compare.report import write_comparison
 from nmt.config import schema
 from nmt.config.errors import UserError, quoted, user_path
 from nmt.evaluate.evaluation import evaluate_run
+from nmt.evaluate.metrics import METRICS
 from nmt.system.distributed import Interrupted
 from nmt.system.run import FINISHED, RunDirectory, load_config, read_json
 from nmt.training.job import train_run
 from nmt.translate.translator import Translator
 
 log = logging.getLogger(__name__)
-SHOWN = ("bleu", "chrf", "ter", "aer")
+SHOWN = (*METRICS, "aer")
 
 
 class Scores(dict[str, Any]):
@@ -189,8 +189,7 @@ def compare_runs(
     folder = str(output or f"outputs/compare/{now:%Y-%m-%d}/{now:%H-%M-%S-%f}")
     words = [f"runs=[{paths}]", f"output={quoted(folder)}", *overrides]
     config, _ = compose("compare", schema.CompareConfig, words)
-    settings = config.model_dump(exclude={"output", "metric", "comet_model"})
-    settings["ranking"] = Ranking.by(config.metric, config.comet_model)
+    settings = config.model_dump(exclude={"output"})
     with output_folder(config.output, "comparison.json", "a comparison") as created:
         write_comparison(output=created, **settings)
     return Comparison(created)

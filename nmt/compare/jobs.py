@@ -13,6 +13,7 @@ from typing import Any
 
 from nmt.config.compose import config_dir
 from nmt.config.errors import UserError, printable
+from nmt.evaluate.metrics import METRICS
 from nmt.system import text_table as table
 from nmt.system.files import read_bytes, to_json, write_atomically
 from nmt.system.run import ERROR, FINISHED, LOCK, SWEEP, RunDirectory, load_values, read_json, runs_below
@@ -58,12 +59,14 @@ def report_jobs(sweep: Path, searched: bool) -> int:
     rows = _jobs(sweep)
     if not rows:
         return 0
+    metrics = {row["metric"] for row in rows} - {None}
+    heading = METRICS[metrics.pop()].heading if len(metrics) == 1 else "score"
     columns = [
         Column("job", "job"),
         *([Column("values", "values")] if all(row["job"].isdigit() for row in rows) else []),
         Column("status", "status"),
-        Column("validation", "validation BLEU", decimals(2)),
-        Column("test", "test BLEU", decimals(2)),
+        Column("validation", f"validation {heading}", decimals(2)),
+        Column("test", f"test {heading}", decimals(2)),
         Column("seconds", "training time", table.human_duration),
         Column("directory", "directory"),
     ]
@@ -114,6 +117,7 @@ def _job(sweep: Path, path: Path) -> dict[str, Any]:
     run = RunDirectory(path)
     manifest, results = read_json(run.manifest), read_json(run.results)
     training = manifest.get("training", {})
+    metric = load_values(run.config)["evaluation"]["metrics"][0] if run.config.is_file() else None
     error = None
     if (path / ERROR).exists():
         error = (path / ERROR).read_text(encoding="utf-8", errors="replace").partition("\n")[0]
@@ -122,8 +126,9 @@ def _job(sweep: Path, path: Path) -> dict[str, Any]:
     return {
         "job": str(path.relative_to(sweep)),
         "status": status,
-        "validation": training.get("best_bleu", results.get("validation", {}).get("bleu")),
-        "test": results.get("test", {}).get("bleu") if status == FINISHED else None,
+        "metric": metric,
+        "validation": training.get(f"best_{metric}", results.get("validation", {}).get(metric)),
+        "test": results.get("test", {}).get(metric) if status == FINISHED else None,
         "seconds": training.get("seconds"),
         "directory": os.path.relpath(path),
         "error": error,

@@ -26,9 +26,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import Locator, LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import Bbox
 
-from nmt.compare.columns import NAMES, score_decimals
+from nmt.compare.columns import score_decimals
 from nmt.compare.compare import SIGNIFICANT, Comparison
-from nmt.config.schema.training import LOWER_IS_BETTER
+from nmt.evaluate.metrics import METRICS, sign_of
 from nmt.translate.heatmap import installed_fonts, one_warning_of_boxes
 
 # Colours of the page's light theme, by the CSS custom property that replaces the colour on the page.
@@ -144,18 +144,20 @@ def draw(comparison: Comparison) -> dict[str, Picture]:
         # A time of 0, of a training too short to measure, has no place on a logarithmic axis.
         points = [Series(number, name, [(cost[number] or None, system[metric])]) for number, name, system in everything]
         label = f"training time, {unit}"
-        pictures["cost"] = _scatter(points, f"{NAMES[metric]} against training time", label, metric)
+        pictures["cost"] = _scatter(points, f"{METRICS[metric].heading} against training time", label, metric)
         times = [[point["seconds"] for point in system["curve"]] for system in systems]
         timed = all(value for values in times for value in values)
         scaled, unit = _scaled([value for values in times for value in values])
         x_values = iter(scaled if timed else [point["epoch"] for system in systems for point in system["curve"]])
         curves = [
-            Series(number, name, [(next(x_values), point["bleu"]) for point in system["curve"]])
+            Series(number, name, [(next(x_values), point["score"]) for point in system["curve"]])
             for number, name, system in everything
         ]
         label = f"training time, {unit}" if timed else "epoch"
-        pictures["curves"] = _lines(curves, "Learning curves", label, "validation BLEU", logarithmic=timed)
-        pictures["length"] = _lengths(systems, names)
+        pictures["curves"] = _lines(
+            curves, "Learning curves", label, f"validation {METRICS[metric].heading}", logarithmic=timed
+        )
+        pictures["length"] = _lengths(systems, names, metric)
         for order, title in MASKING.items():
             masked = [
                 Series(number, name, list(enumerate(system["masking_curves"].get(order, []))))
@@ -272,7 +274,7 @@ def _forest(comparison: Comparison, names: Sequence[str]) -> Drawn | None:
     rows = [(number, system) for number, system in enumerate(systems) if system.get(key) is not None]
     if not rows:
         return None
-    lower_is_better = metric in LOWER_IS_BETTER
+    lower_is_better = sign_of(metric) < 0
     show = score_decimals(metric)
     values, halves = ([system[name] for _, system in rows] for name in (key, f"{key}_ci"))
     bounds = [(value - half, value + half) for value, half in zip(values, halves, strict=True)]
@@ -280,7 +282,11 @@ def _forest(comparison: Comparison, names: Sequence[str]) -> Drawn | None:
     if baseline is not None and low < 0 < high:
         low, high = min(low, -0.04 * (high - low)), max(high, 0.04 * (high - low))
     labels = {system["name"]: name for system, name in zip(systems, names, strict=True)}
-    title = NAMES[metric] if baseline is None else f"{NAMES[metric]}: difference to {labels.get(baseline, baseline)}"
+    title = (
+        METRICS[metric].heading
+        if baseline is None
+        else f"{METRICS[metric].heading}: difference to {labels.get(baseline, baseline)}"
+    )
     title += ", with 95 % intervals"
     left = _text_inches([names[number] for number, _ in rows]) + 0.3
     height = 0.97 + 0.215 * max(len(rows), 3)
@@ -315,7 +321,7 @@ def _forest(comparison: Comparison, names: Sequence[str]) -> Drawn | None:
         axes.axvline(0, color=INK, linewidth=1, zorder=1)
     axes.set(xlim=(low, high), ylim=(len(rows) - 0.5, -0.5), yticks=[])
     note = "" if baseline is None else "  (* and filled: significant after Holm's correction)"
-    axes.set_xlabel(f"{NAMES[metric]}{note}")
+    axes.set_xlabel(f"{METRICS[metric].heading}{note}")
     return title, figure, hints
 
 
@@ -377,13 +383,13 @@ def _scatter(series: Sequence[Series], title: str, x_label: str, metric: str) ->
     plotted = [line for line in series if line.complete_points()]
     if not plotted:
         return None
-    sign, show = -1 if metric in LOWER_IS_BETTER else 1, score_decimals(metric)
+    sign, show = sign_of(metric), score_decimals(metric)
     points = [line.complete_points()[0] for line in plotted]
     low, high = _central_limits([y for _, y in points], [y for _, y in points])
     shown = [(x, min(max(y, low), high)) for x, y in points]
     figure, axes = _axes(title, 5.6, 0.7, 0.25)
     x_values = [x for x, _ in points]
-    axes.set(ylim=(low, high), xlabel=x_label, ylabel=NAMES[metric])
+    axes.set(ylim=(low, high), xlabel=x_label, ylabel=METRICS[metric].heading)
     _scale_logarithmically(axes, x_values, 0.06, 0.16)
     front = pareto_front([(x, sign * y) for x, y in points])
     corners = _staircase(sorted(shown[index] for index in front))
@@ -395,7 +401,7 @@ def _scatter(series: Sequence[Series], title: str, x_label: str, metric: str) ->
         if index not in front:
             style |= {"markersize": 5.5, "markerfacecolor": PAPER, "markeredgewidth": 1.2}
         axes.plot(*place, gid=artist, **style)
-        hints[artist] = [f"{line.name}\n{x_label}: {x:.4g}\n{NAMES[metric]}: {show(y)}"]
+        hints[artist] = [f"{line.name}\n{x_label}: {x:.4g}\n{METRICS[metric].heading}: {show(y)}"]
     taken = []
     if len(front) > 1:
         note: Any = {"xycoords": "axes fraction", "ha": "right", "size": 8, "color": MUTED}
@@ -488,15 +494,15 @@ def _name_points(
             text.arrow_patch.set_gid(f"system-{number}-leader")
 
 
-def _lengths(systems: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Drawn | None:
-    """Draw BLEU by source length as a table. The shade of a cell is its distance from the median system."""
-    longest = max((system["bleu_by_length"] for system in systems), key=len)
+def _lengths(systems: Sequence[Mapping[str, Any]], names: Sequence[str], metric: str) -> Drawn | None:
+    """Draw scores by source length as a table. The shade of a cell is its distance from the median system."""
+    longest = max((system["by_length"] for system in systems), key=len)
     if len(longest) <= 1:
         return None
-    values = np.array([[part["bleu"] for part in system["bleu_by_length"]] for system in systems])
+    values = np.array([[part["score"] for part in system["by_length"]] for system in systems])
     distance = values - np.median(values, axis=0)
     limit = max(3 * float(np.median(np.abs(distance))), 0.5)
-    title = "BLEU by source length"
+    title = f"{METRICS[metric].heading} by source length"
     height = 0.97 + 0.235 * len(systems) + 0.2
     figure, axes = _axes(title, height, _text_inches(names) + 0.3, 0.2, 0.62)
     edges = [np.arange(size + 1) - 0.5 for size in distance.T.shape]

@@ -21,6 +21,7 @@ from nmt.compare.entry import Entry, HeldOut, find_runs, read_run, read_systems
 from nmt.compare.jobs import planned_jobs
 from nmt.compare.pictures import MASKING, THEME, Picture, draw, key
 from nmt.config.errors import UserError, nearest, printable, user_path
+from nmt.evaluate.metrics import METRICS, sign_of
 from nmt.system import text_table as table
 from nmt.system.files import to_json, write_atomically
 from nmt.system.run import SWEEP
@@ -124,9 +125,9 @@ def tables(comparison: Comparison, render: Render, in_full: bool = False) -> str
     With `in_full`, adds the columns that are otherwise left out, the table of runs and the notes.
     """
     metric = comparison["metric"]
-    title = f"{comparison['split']}: {comparison['sentences']} sentences, {comparison['signature']}"
-    title += "" if metric == "bleu" else f"; ranked by {columns.NAMES[metric]}"
-    left_out = set() if in_full else columns.IN_FULL - {metric}
+    signature = f"{METRICS[metric].heading} {comparison['signatures'][metric]}"
+    title = f"{comparison['split']}: {comparison['sentences']} sentences, {signature}"
+    left_out = set() if in_full else {*columns.IN_FULL, *list(comparison["signatures"])[2:]} - {metric}
     shown = [column for column in columns.system_columns(comparison) if column.key not in left_out]
     escape = table.escaped if render is table.markdown else str
     named = {**comparison, "baseline": comparison["baseline"] and escape(comparison["baseline"])}
@@ -150,7 +151,7 @@ def _text_table(comparison: Comparison, key: str, shown: Sequence[Column], rende
     runs, all scores have one.
     """
     metric = comparison["metric"]
-    joined = {*columns.NAMES, "difference"} if key == "runs" else {metric, "difference"}
+    joined = {*METRICS, "difference"} if key == "runs" else {metric, "difference"}
     rows, whole = [], []
     for column in shown:
         with_star = Column(column.key, column.heading, partial(_with_star, column.show))
@@ -198,6 +199,7 @@ def page(comparison: Comparison, pictures: Mapping[str, Picture]) -> str:
     return environment.get_template("page.html").render(
         comparison=comparison,
         theme=THEME,
+        headings={name: metric.heading for name, metric in METRICS.items()},
         system_table=_page_table(comparison, "systems", columns.system_columns(comparison)),
         run_table=_page_table(comparison, "runs", columns.run_columns(comparison)),
         difference_table=_page_table(comparison, "differences", columns.difference_columns(comparison)),
@@ -232,10 +234,16 @@ def _page_table(comparison: Comparison, key: str, shown: Sequence[Column]) -> di
                 "text": column.heading,
                 "numeric": all(cell.value is None or isinstance(cell.value, int | float) for cell in cells),
                 "spread_width": max((len(cell.spread or "") for cell in cells), default=0),  # characters
-                "descending": column.key in columns.HIGHER_IS_BETTER,
+                "descending": sorts_descending(column.key, metric),
             }
         )
     return {"headings": headings, "rows": rows}
+
+
+def sorts_descending(key: str, metric: str) -> bool:
+    """Whether a click on a column's heading puts the largest values first: those of speeds and of scores if higher is
+    better."""
+    return key in columns.SPEEDS or sign_of(metric if key in columns.OF_METRIC else key) > 0
 
 
 def _common_source(example: Mapping[str, Any]) -> list[str] | None:

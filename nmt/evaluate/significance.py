@@ -1,8 +1,7 @@
 """Tests differences between outputs and between systems, from the statistics of single sentences.
 
-An output has an array (N, k) for each metric: sacreBLEU's k statistics of N sentences, or for a metric that is a mean
-over sentences, the score of each sentence and a 1 (`FORMULAS` of nmt.evaluate.bleu). The sums over the sentences of R
-resamplings are then a product of matrices (R, N) and (N, k).
+An output has an array (N, k) for each metric, the k statistics of N sentences (nmt.evaluate.metrics). The sums over
+the sentences of R resamplings are then a product of matrices (R, N) and (N, k).
 
 - Two outputs: paired bootstrap resampling (Koehn 2004) and paired approximate randomisation (Riezler and Maxwell 2005),
   with the results of `sacrebleu --paired-bs` and `--paired-ar`.
@@ -40,11 +39,10 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from nmt.evaluate.bleu import FORMULAS
+from nmt.evaluate.metrics import METRICS, Counts, corpus_score
 from nmt.translate.similarity import Floats
 
-Statistics = NDArray[np.int64] | NDArray[np.float64]
-Output = Mapping[str, Statistics]  # statistics (N, k) of an output, by metric
+Output = Mapping[str, Counts]  # statistics (N, k) of an output, by metric
 CHUNK_TRIALS = 500  # resamplings that are computed at a time
 ROUNDING = 1e-9  # score differences up to this size count as 0, because the order of sums may cause them
 POWER = 0.8  # probability with which a test finds the difference that it is designed for
@@ -73,11 +71,11 @@ class Resampling:
         # (trials, N): whether each trial exchanges the two outputs of each sentence.
         self._swaps = _generator().integers(2, size=(trials, sentences), dtype=bool)
 
-    def bootstrap(self, outputs: Sequence[Statistics], metric: str) -> Floats:
+    def bootstrap(self, outputs: Sequence[Counts], metric: str) -> Floats:
         """Score M outputs (N, k) on the bootstrap samples: (M, R)."""
         beside = _beside(outputs)
         sums = (chunk @ beside for chunk in _chunks(self._weights))
-        return np.concatenate([FORMULAS[metric](part.reshape(len(part), len(outputs), -1)) for part in sums]).T
+        return np.concatenate([METRICS[metric].formula(part.reshape(len(part), len(outputs), -1)) for part in sums]).T
 
     def paired_randomisation(self, baseline: Output, output: Output) -> dict[str, float]:
         """Test the difference between two outputs by paired approximate randomisation. Returns a p value per metric.
@@ -90,7 +88,7 @@ class Resampling:
         for chunk in _chunks(self._swaps):
             swapped = other.sum(0) + chunk @ (one - other)
             for name, (start, end) in zip(output, pairwise(edges), strict=True):
-                sides = (FORMULAS[name](sums[:, start:end]) for sums in (swapped, total - swapped))
+                sides = (METRICS[name].formula(sums[:, start:end]) for sums in (swapped, total - swapped))
                 differences[name].append(np.abs(np.subtract(*sides)))
         return {
             name: _p_value(np.concatenate(parts), corpus_score(output[name], name) - corpus_score(baseline[name], name))
@@ -99,7 +97,7 @@ class Resampling:
 
     def stratified_randomisation(
         self,
-        systems: Sequence[Sequence[Statistics]],
+        systems: Sequence[Sequence[Counts]],
         pairs: Sequence[tuple[int, int]],
         metric: str,
         progress: Callable[[int], object] = lambda _: None,
@@ -112,7 +110,10 @@ class Resampling:
         other, its outputs without a partner are not exchanged. A system's score is computed from the sums over all its
         outputs. The test says nothing about other seeds.
         """
-        formula, stacks = FORMULAS[metric], [np.stack([np.asarray(rows, float) for rows in each]) for each in systems]
+        formula, stacks = (
+            METRICS[metric].formula,
+            [np.stack([np.asarray(rows, float) for rows in each]) for each in systems],
+        )
         totals = [stack.sum((0, 1)) for stack in stacks]
         observed = {(a, b): float(formula(totals[a]) - formula(totals[b])) for a, b in pairs}
         p_values: dict[tuple[int, int], float] = {}
@@ -160,11 +161,6 @@ class Resampling:
             yield sums_by_side
 
 
-def corpus_score(output: Statistics, metric: str) -> float:
-    """Compute the score of an output (N, k) by a metric of FORMULAS."""
-    return float(FORMULAS[metric](np.asarray(output.sum(0), float)))
-
-
 def half_width(scores: Floats) -> float:
     """Compute half the width of the 95 % interval of scores on R bootstrap samples, (R,), as sacreBLEU does."""
     low, ordered = len(scores) // 40, np.sort(scores)
@@ -180,7 +176,7 @@ def paired_bootstrap(baseline: Floats, scores: Floats, observed: float) -> float
     return _p_value(differences - differences.mean(), observed)
 
 
-def least_p(baseline: Statistics, output: Statistics) -> float:
+def least_p(baseline: Counts, output: Counts) -> float:
     """Compute the smallest p value of an exact paired randomisation test of two outputs (N, k).
 
     Of the 2^d exchanges of d sentences whose statistics differ, two give a difference of the observed size: none and
@@ -200,7 +196,7 @@ def _p_value(differences: Floats, observed: float) -> float:
     return float(1 + (differences > abs(observed) + ROUNDING).sum()) / (1 + len(differences))
 
 
-def _beside(outputs: Sequence[Statistics]) -> Floats:
+def _beside(outputs: Sequence[Counts]) -> Floats:
     """Concatenate M outputs along their statistics, so that one product resamples all: M times (N, k) -> (N, M k)."""
     return np.concatenate([np.asarray(rows, float) for rows in outputs], 1)
 

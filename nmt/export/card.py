@@ -8,6 +8,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from nmt.config import schema
 from nmt.config.errors import for_shell, printable
+from nmt.evaluate.metrics import METRICS
 from nmt.system.text_table import human_duration
 
 UNKNOWN = "not recorded"
@@ -56,18 +57,15 @@ def card(
         "Checkpoint": checkpoint + (half * "; weights rounded to fp16, scores measured before this"),
         "Search": " ".join(f"search.{key}={value}" for key, value in search.items()),
     }
-    signatures = {
-        f"{name}: `{scores[key]}`"
-        for scores in results.values()
-        for name, key in (("BLEU", "signature"), ("chrF", "chrf_signature"), ("TER", "ter_signature"))
-    }
+    signatures = {name: text for scores in results.values() for name, text in scores["signatures"].items()}
     return environment.get_template("card.md").render(
         config=config,
         attends=config.attention.kind != "none",
         version=start.get("versions", {}).get("nmt"),
         facts=facts,
         results=results,
-        signatures=sorted(signatures),
+        signatures=signatures,
+        metrics={name: METRICS[name] for name in signatures},
         run=for_shell("run", file_name),
         file_name=file_name,
         **values,

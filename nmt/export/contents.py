@@ -122,7 +122,7 @@ def _names_a_place(override: str) -> bool:
     key, _, value = override.lstrip("+~").partition("=")
     if key.startswith(("hydra", "tracking")) or value.startswith("{"):  # a whole section may contain paths
         return True
-    return key in schema.PATH_KEYS | {"run", "data.corpora", "validation.comet_model"}
+    return key in schema.PATH_KEYS | {"run", "data.corpora"}
 
 
 def _read_weights(run: RunDirectory, checkpoint: str, half: bool) -> tuple[bytes, int]:

@@ -85,7 +85,7 @@ class RunDirectory:
         self.tensorboard = self.path / "tensorboard"
         # Folders; the comments list their files.
         self.checkpoints = self.path / "checkpoints"  # last.pt, best.safetensors
-        self.hypotheses = self.path / "hypotheses"  # <split>.txt, <split>.statistics.safetensors
+        self.hypotheses = self.path / "hypotheses"  # <split>.txt
         self.data = self.path / "data"  # <split>.{source,target,alignments}
         self.alignments = self.path / "alignments"  # <split>.{translations,references}.pharaoh, <split>.words.jsonl
         self._lock: int | None = None

@@ -26,8 +26,8 @@ from nmt.data.batching import Indices, make_batches
 from nmt.data.prepare import fingerprint_of, is_prepared
 from nmt.data.prepare import prepare as prepare_corpus
 from nmt.data.prepared import Prepared, Split
-from nmt.evaluate.bleu import ScoreSettings
-from nmt.evaluate.evaluation import Comet, evaluate_run, score_settings
+from nmt.evaluate.evaluation import evaluate_run, score_settings
+from nmt.evaluate.metrics import METRICS, ScoreSettings, shown
 from nmt.model.checkpoints import BEST, LAST, load_weights, new_model
 from nmt.system.distributed import Interrupted, ProcessGroup
 from nmt.system.machine import Machine, fair_waiting, tune_memory
@@ -45,7 +45,7 @@ from nmt.training.losses import Objective
 from nmt.training.start import Start, Teachers, corpus_report, load_start, load_teachers, log_corpus_report
 from nmt.training.trainer import Trainer
 from nmt.training.utilisation import ideal_seconds
-from nmt.training.validation import Validator, monitored_comet, pick_samples
+from nmt.training.validation import Validator, pick_samples
 from nmt.translate.translator import Translator
 
 log = logging.getLogger(__name__)
@@ -137,7 +137,6 @@ class Inputs(NamedTuple):
 
     corpus: Prepared
     settings: ScoreSettings
-    comet: Comet | None  # None except on rank 0 of a run that monitors COMET
     start: Start | None  # initial parameters from another run; None if they are random or from the last checkpoint
     teachers: Teachers
 
@@ -146,7 +145,7 @@ def prepare(job: Job, overrides: Sequence[str], choices: Mapping[str, str]) -> I
     """Claim the run directory, load all that the run needs, record how it starts, and begin its log file."""
     config, run, group = job.config, job.run, job.group
     values = config.model_dump(mode="json")
-    settings, comet = group.everywhere(lambda: _load_scoring(job))
+    settings = group.everywhere(lambda: _load_scoring(job))
     group.on_main(lambda: run.claim(values))
     corpus = group.main_first(lambda: prepare_corpus(config.data, config.tokenizer))
     group.refuse_differences(
@@ -169,7 +168,7 @@ def prepare(job: Job, overrides: Sequence[str], choices: Mapping[str, str]) -> I
     if group.is_main:
         job.closing.enter_context(log_to_file(run.log))
     log_corpus_report(report)
-    return Inputs(corpus, settings, comet, start, teachers)
+    return Inputs(corpus, settings, start, teachers)
 
 
 def _can_resume(run: RunDirectory) -> bool:
@@ -187,12 +186,11 @@ def _can_resume(run: RunDirectory) -> bool:
     return exists
 
 
-def _load_scoring(job: Job) -> tuple[ScoreSettings, Comet | None]:
-    """Check that loggers are installed, and load what scoring needs, so that errors come before anything is written."""
+def _load_scoring(job: Job) -> ScoreSettings:
+    """Check loggers and metrics, so that errors come before anything is written."""
     config = job.config
     check_packages(config.logger)
-    settings = score_settings(config.evaluation, config.data.target_lang)
-    return settings, monitored_comet(config, job.machine.device) if job.group.is_main else None
+    return score_settings(config.evaluation, config.data.target_lang, config.validation.monitor)
 
 
 def _refuse_unshared(run: RunDirectory) -> None:
@@ -224,7 +222,7 @@ class Setup(NamedTuple):
 def build(job: Job, inputs: Inputs) -> Setup:
     """Build the model and all that trains and validates it. Warn of configuration values that have no effect."""
     config, machine, group = job.config, job.machine, job.group
-    corpus, settings, comet, start, teachers = inputs
+    corpus, settings, start, teachers = inputs
     torch.manual_seed(config.seed)
     model = new_model(config, corpus.tokenizers)
     if start is not None:
@@ -236,7 +234,7 @@ def build(job: Job, inputs: Inputs) -> Setup:
     batches = make_batches(corpus, "train", config, config.tokenizer.sampling_by_side)
     trainer = Trainer(config, model, objective, batches, machine, group)
     held_out, progress = make_batches(corpus, "validation", config), trainer.signals.check
-    validator = Validator(held_out, translator, settings, comet, config.validation, progress)
+    validator = Validator(held_out, translator, settings, config.validation, progress)
     setup = Setup(job, corpus, settings, translator, trainer, validator)
     log.info(
         "model: %s parameters; %s in %s, threads: %d%s",
@@ -310,13 +308,11 @@ def _evaluate_split(setup: Setup, split: Split) -> None:
     with tqdm(total=len(split), desc=f"translate {split.name}", unit=" sent", disable=hidden, leave=False) as bar:
         result, evaluation = evaluate_run(run, translator, split.name, setup.settings, "best", bar.update)
     log.info(
-        "%s: BLEU %.2f  chrF %.2f  TER %.2f%s  (%s)",
+        "%s: %s%s  (%s)",
         split.name,
-        result["bleu"],
-        result["chrf"],
-        result["ter"],
+        shown(evaluation.scores),
         f"  AER {100 * result['aer']:.1f} %" if "aer" in result else "",
-        result["signature"],
+        evaluation.counted.signatures[setup.settings.metrics[0]],
     )
     texts = split.source.lines(), split.target.lines()
     if group.is_main:
@@ -331,7 +327,7 @@ def _finish(setup: Setup, journal: Journal) -> None:
     scores = {
         f"best/{split.name}_{key}": results[split.name][key]
         for split in setup.held_out
-        for key in ("bleu", "chrf", "ter", "aer")
+        for key in (*METRICS, "aer")
         if results.get(split.name, {}).get(key) is not None
     }
     journal.outcome(setup.trainer.step, scores)

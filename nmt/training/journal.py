@@ -21,13 +21,12 @@ from tqdm.auto import tqdm
 from nmt.config import schema
 from nmt.config.compose import flatten
 from nmt.config.errors import UserError, format_value
+from nmt.evaluate.metrics import shown
 from nmt.system.files import named_errors, to_json, write_atomically
 from nmt.system.run import SWEEP, RunDirectory, read_json
 from nmt.training.validation import Sample
 from nmt.translate.heatmap import draw_alignment, save, to_array
 
-# The log shows these scores of a validation, in these formats, if they were computed.
-SHOWN = {"chrf": "chrF {:.2f}", "ter": "TER {:.2f}", "comet": "COMET {:.4f}"}
 IDS = "trackers.json"  # in the run directory: the identifiers of the run in W&B and MLflow
 PROJECT = "nmt"  # W&B's project and MLflow's experiment, unless an environment variable of the tracker names another
 MAX_TAG = 64  # W&B's limit of a tag's characters
@@ -96,19 +95,15 @@ class Journal:
         )
 
     def validation(self, step: int, epoch: float, values: Mapping[str, float], best: bool) -> None:
-        """Record loss, perplexity, BLEU, the monitored score, and statistics of the attention; log the scores."""
+        """Record loss, perplexity, the metrics, and statistics of the attention; log the scores."""
         self._record(step, epoch, "validation", values)
-        name = "bleu_"
-        parts = [f"{key.removeprefix(name)} {value:.2f}" for key, value in values.items() if key.startswith(name)]
         log.info(
-            "validation at step %d (epoch %.2f): loss %.3f  ppl %.2f  BLEU %.2f%s%s%s%s",
+            "validation at step %d (epoch %.2f): loss %.3f  ppl %.2f  %s%s%s",
             step,
             epoch,
             values["loss"],
             values["perplexity"],
-            values["bleu"],
-            f" ({', '.join(parts)})" if parts else "",
-            "".join(f"  {SHOWN[name].format(values[name])}" for name in SHOWN if name in values),
+            shown(values),
             f"  AER {100 * values['aer']:.1f} %" if "aer" in values else "",
             "  *best*" if best else "",
         )

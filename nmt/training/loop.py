@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nmt.config import schema
 from nmt.config.errors import UserError
-from nmt.evaluate.bleu import perplexity
+from nmt.evaluate.metrics import perplexity
 from nmt.model.checkpoints import BEST, LAST, save_checkpoint
 from nmt.system.run import RunDirectory
 from nmt.training import checkpoint

@@ -47,7 +47,7 @@ def test_evaluate_ends_in_one_json_object_that_equals_the_results(run: Path, hom
     assert done.returncode == 0, done.stderr.decode()
     printed = json.loads(done.stdout.decode().splitlines()[-1])
     assert printed["split"] == "validation"
-    for key in ("bleu", "chrf", "ter", "signature", "aer", "search"):
+    for key in ("bleu", "chrf", "ter", "signatures", "aer", "search"):
         assert printed[key] == written[key]
     assert printed["sentences_per_second"] > 0
 
@@ -59,8 +59,8 @@ def test_evaluate_takes_other_settings(run: Path, home: Path) -> None:
     printed = json.loads(done.stdout.decode().splitlines()[-1])
     assert printed["split"] == "test"
     assert printed["search"]["beam_size"] == 3
-    assert "tok:char" in printed["signature"]
-    assert "case:lc" in printed["signature"]
+    assert "tok:char" in printed["signatures"]["bleu"]
+    assert "case:lc" in printed["signatures"]["bleu"]
     results = json.loads((run / "results.json").read_text())
     assert results["test"] == own
     assert results["test.tokenize-char_lowercase-True_beam_size-3"]["bleu"] == printed["bleu"]

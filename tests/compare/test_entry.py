@@ -10,7 +10,7 @@ from made_runs import REFERENCES, SOURCES, make_run, worsened, write
 
 from nmt.compare.entry import HeldOut, Training, Validation, find_runs, read_run, read_systems
 from nmt.config.errors import UserError
-from nmt.evaluate.bleu import ScoreSettings
+from nmt.evaluate.metrics import ScoreSettings
 
 PLAIN = ScoreSettings("13a", False)
 

@@ -32,7 +32,7 @@ def many(count: int) -> dict[str, Picture]:
 
 def test_each_subject_has_a_picture_if_its_values_are_known() -> None:
     assert many(3).keys() == {"differences", "cost", "curves", "length"}
-    bare = [{**row, "curve": [], "bleu_by_length": [], "cost_seconds": None} for row in comparison()["systems"]]
+    bare = [{**row, "curve": [], "by_length": [], "cost_seconds": None} for row in comparison()["systems"]]
     assert draw(comparison(systems=bare)).keys() == {"differences"}
 
 
@@ -137,11 +137,11 @@ def test_the_note_of_the_front_covers_no_name() -> None:
     assert not [name for name, box in texts.items() if name in {row["name"] for row in rows} and box.overlaps(note)]
 
 
-def test_the_figures_of_comet_keep_their_decimals() -> None:
-    rows = [system(rank, f"s{rank}", comet=0.83 + rank / 1000, comet_ci=0.01, cost_seconds=60.0) for rank in range(3)]
-    pictures = draw(comparison(systems=rows, metric="comet"))
+def test_the_figures_of_a_metric_have_its_decimals(mean_metric: str) -> None:
+    rows = [system(rank, f"s{rank}", mean=0.83 + rank / 1000, mean_ci=0.01, cost_seconds=60.0) for rank in range(3)]
+    pictures = draw(comparison(systems=rows, metric=mean_metric))
     assert [hints[0].splitlines()[-1] for hints in pictures["cost"].hints.values()] == [
-        *("COMET: 0.8300", "COMET: 0.8310", "COMET: 0.8320")
+        *("mean score: 0.8300", "mean score: 0.8310", "mean score: 0.8320")
     ]
 
 

@@ -10,7 +10,7 @@ import pytest
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from nmt.evaluate.bleu import bleu_score
+from nmt.evaluate.metrics import bleu_score
 from nmt.evaluate.significance import (
     Effect,
     Resampling,

@@ -12,8 +12,8 @@ from nmt.compare.entry import count_sentences, read_run
 from nmt.config.errors import UserError
 from nmt.config.schema import Evaluation
 from nmt.data.word_alignment import parse_pharaoh
-from nmt.evaluate.bleu import score
 from nmt.evaluate.evaluation import align, evaluate, evaluate_run, score_settings
+from nmt.evaluate.metrics import score
 from nmt.system.files import read_lines
 from nmt.system.run import RunDirectory
 from nmt.translate.translator import Translator
@@ -45,7 +45,7 @@ def test_scores_are_those_of_the_written_translations(run: RunDirectory, monkeyp
     assert json.loads(run.results.read_text())["test"] == result
     assert result["sentences"] == 8
     with monkeypatch.context() as patch:  # nmt-compare reads the evaluation's statistics
-        patch.setattr("nmt.evaluate.bleu.write_counts", lambda *_: pytest.fail("counted again"))
+        patch.setattr("nmt.evaluate.metrics.write_counts", lambda *_: pytest.fail("counted again"))
         entry, held_out = read_run(run.path, "test")
         assert count_sentences(entry, held_out).scores() == again
 

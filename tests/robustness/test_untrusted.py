@@ -159,7 +159,6 @@ FILES = (
         "checkpoints/best.safetensors",
         "checkpoints/last.pt",
         "hypotheses/test.txt",
-        "hypotheses/test.statistics.safetensors",
         "results.json",
         "metrics.jsonl",
         "train.log",

@@ -56,7 +56,7 @@ def test_the_table_is_that_of_evaluations_without_the_test_set(run: RunDirectory
         search = {key: row[key] for key in keys}
         assert {key: str(value) for key, value in search.items() if value is not None} == given
         again = evaluate(Translator.load(run.path, search=search), sources, references, settings, ("bleu", "chrf"))
-        assert (row["bleu"], row["chrf"]) == pytest.approx((again.scores.bleu, again.scores.chrf))
+        assert (row["bleu"], row["chrf"]) == pytest.approx((again.scores["bleu"], again.scores["chrf"]))
         words = [sum(len(line.split()) for line in side) for side in (again.hypotheses, references)]
         assert row["brevity_ratio"] == pytest.approx(words[0] / words[1], rel=0.1)  # sacreBLEU counts other tokens
         assert row["seconds"] > 0

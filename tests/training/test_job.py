@@ -121,7 +121,7 @@ def test_the_run_directory_holds_what_the_run_needs_and_ran_with(trained: Path) 
     results, log = json.loads((trained / "results.json").read_text()), (trained / "train.log").read_text()
     assert "test: BLEU" in log
     for split in ("validation", "test"):
-        assert {"bleu", "chrf", "ter", "signature", "sentences_per_second", "aer"} <= set(results[split])
+        assert {"bleu", "chrf", "ter", "signatures", "sentences_per_second", "aer"} <= set(results[split])
         assert len((trained / "hypotheses" / f"{split}.txt").read_text().splitlines()) == 8
         assert len(list((trained / "alignments" / split).glob("*.png"))) == 1
         assert f"round trip BLEU {manifest['data']['splits'][split]['round_trip_bleu']:.2f}" in log

@@ -279,21 +279,16 @@ def test_without_loggers_there_is_metrics_jsonl_alone(tmp_path: Path) -> None:
     assert (run / "metrics.jsonl").is_file()
 
 
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        ("logger=[tensorboard,wandb]", "logger=wandb: needs another package: pip install wandb"),
-        (
-            "validation.monitor=comet",
-            "validation.comet_model=Unbabel/wmt22-comet-da: COMET needs another package: pip install unbabel-comet",
-        ),
-    ],
-)
 def test_a_missing_package_is_named_before_anything_is_written(
-    word: str, message: str, tmp_path: Path, tiny_overrides: list[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny_overrides: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # This holds in the command too, which is a fork of this process.
     monkeypatch.setattr(journal, "find_spec", lambda name: None if name == "wandb" else True)
-    done = call("nmt-train", *tiny_overrides, word, f"hydra.run.dir={tmp_path / 'run'}", cwd=tmp_path)
-    assert (done.returncode, done.stderr.decode().splitlines()[-1]) == (2, f"nmt-train: error: {message}")
+    done = call(
+        "nmt-train", *tiny_overrides, "logger=[tensorboard,wandb]", f"hydra.run.dir={tmp_path / 'run'}", cwd=tmp_path
+    )
+    assert (done.returncode, done.stderr.decode().splitlines()[-1]) == (
+        2,
+        "nmt-train: error: logger=wandb: needs another package: pip install wandb",
+    )
     assert not (tmp_path / "run").exists()

@@ -18,7 +18,7 @@ from nmt.config.schema import TrainConfig
 from nmt.data.prepare import prepare
 from nmt.data.prepared import Prepared
 from nmt.data.tokenizer import Tokenizer, Tokenizers
-from nmt.evaluate.bleu import ScoreSettings
+from nmt.evaluate.metrics import ScoreSettings
 from nmt.system.distributed import Interrupted
 from nmt.system.run import RunDirectory
 from nmt.training.start import corpus_report, origins_of, round_trip_bleu, transfer_weights

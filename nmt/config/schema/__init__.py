@@ -55,6 +55,7 @@ class Machine(Section):
 
 
 class Evaluation(Section):
+    metrics: Annotated[Names, Field(min_length=1)]  # keys of nmt.evaluate.metrics.METRICS
     tokenize: Name
     lowercase: bool
 
@@ -280,9 +281,6 @@ class ExportConfig(Section):
     )
 
 
-Metric = Literal["bleu", "chrf", "ter", "comet"]
-
-
 class CompareConfig(Section):
     """Configuration of nmt-compare."""
 
@@ -290,8 +288,7 @@ class CompareConfig(Section):
     systems: Names
     split: Literal["validation", "test"]
     baseline: PathName | None
-    metric: Metric
-    comet_model: Name
+    metric: Name | None
     examples: CountOrZero
     sentences: Annotated[list[Count], BeforeValidator(lambda value: [value] if isinstance(value, int) else value)]
     bootstrap_samples: Annotated[int, Field(ge=100, le=1_000_000)]

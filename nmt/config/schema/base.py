@@ -23,7 +23,6 @@ class Meaning(Enum):
     """
 
     PATH = "names a file or a folder, which may have been moved"
-    CHECKPOINT = "names a file if it ends in .ckpt, else a model of the Hugging Face hub"
     NO_EFFECT = "changes nothing but rounding and the masks of dropout in a run's results"
     LENGTH = "decides when training stops: may change on resume, but runs that differ in it are different systems"
     DISPLAY = "decides what a validation shows: may change on resume, and runs that differ in it are the same system"
@@ -207,7 +206,7 @@ def with_paths(annotation: Any, value: Any, change: Callable[[str], str]) -> Any
         return [with_paths(element(annotation), part, change) for part in value]
     if not isinstance(value, str):
         return value
-    is_file = means(annotation, Meaning.PATH) or (means(annotation, Meaning.CHECKPOINT) and value.endswith(".ckpt"))
+    is_file = means(annotation, Meaning.PATH)
     return change(value) if is_file else value
 
 

@@ -100,10 +100,6 @@ Schedule = Annotated[
 ]
 
 
-Monitor = Literal["bleu", "chrf", "ter", "loss", "aer", "comet"]
-LOWER_IS_BETTER = frozenset({"ter", "loss", "aer"})
-
-
 class Training(Section):
     start_from: PathName | None
     max_epochs: Annotated[Count, Meaning.LENGTH]
@@ -130,8 +126,7 @@ Loggers = Annotated[list[Logger], BeforeValidator(lambda value: [value] if isins
 class Validation(Section):
     every: Count
     unit: Literal["epochs", "steps"]
-    monitor: Monitor
-    comet_model: Annotated[Name, Meaning.CHECKPOINT]
+    monitor: Name  # a key of nmt.evaluate.metrics.METRICS, which imports the schema, or loss or aer
     patience: Annotated[Count | None, Meaning.LENGTH]
     samples: Annotated[CountOrZero, Meaning.DISPLAY]
     saliency: Annotated[bool, Meaning.DISPLAY]
