@@ -12,7 +12,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from nmt.config import schema
-from nmt.config.errors import UserError, for_shell, format_value, nearest, override_values, removed
+from nmt.config.errors import UserError, for_shell, format_value, nearest, override_values
 from nmt.config.schema.base import element, fields, members
 
 T = TypeVar("T", bound=BaseModel)
@@ -152,8 +152,6 @@ def _explain(schema: Any, values: Any, problem: ErrorDetails, section: str = "")
 
 def _message(key: str, value: Any, problem: ErrorDetails, annotation: Any, allowed: Mapping[str, Any]) -> str:  # noqa: ANN401
     """Describe what is wrong with the value of a key, and which values are right."""
-    if message := removed(key.partition("[")[0], value.get("kind") if isinstance(value, Mapping) else value):
-        return message
     kind, context = problem["type"], problem.get("ctx", {})
     message = f"{problem['msg'][0].lower()}{problem['msg'][1:]}"
     match kind:

@@ -50,7 +50,7 @@ def check(state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimi
     stopping, (seconds, tokens), (updates, window_tokens, window_seconds) = (
         state[name] for name in ("stopping", "spent", "window")
     )
-    counts = [state[name] for name in ("step", "epoch", "position", "validated", "total_steps")]
+    counts = [state[name] for name in ("step", "epoch", "batch_index", "validated", "total_steps")]
     counts += [*state["bad"], state["logged_step"] + 1, tokens, window_tokens]
     counts += [stopping["best_step"], stopping["waited"]]
     if any(type(count) is not int or count < 0 for count in counts) or min(seconds, window_seconds) < 0:

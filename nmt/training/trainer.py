@@ -249,12 +249,12 @@ class Trainer:
             "schedule": self.schedule.state_dict(),
             "step": self.step,
             "epoch": self.epoch,
-            "position": self.batch_index,  # existing checkpoints use this name
+            "batch_index": self.batch_index,
             "too_many": self.memory.too_many,
             "total_steps": self.total_steps,
             "bad": [self.bad.count, self.bad.in_a_row],
             "spent": [self.seconds, self.tokens],
-            "elsewhere": self.seconds_of,  # existing checkpoints use this name
+            "seconds_of": self.seconds_of,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -266,12 +266,12 @@ class Trainer:
         if state["scaler"]:  # empty if the checkpoint was written without fp16
             self.scaler.load_state_dict(state["scaler"])
         self.schedule.load_state_dict(state["schedule"])
-        self.step, self.epoch, self.batch_index = state["step"], state["epoch"], state["position"]
+        self.step, self.epoch, self.batch_index = state["step"], state["epoch"], state["batch_index"]
         self.set_rate(self.step)
         self.memory.too_many = float(state["too_many"])
         self.bad.count, self.bad.in_a_row = state["bad"]
         self.seconds, self.tokens = state["spent"]
-        self.seconds_of |= {name: float(seconds) for name, seconds in state.get("elsewhere", {}).items()}
+        self.seconds_of |= {name: float(seconds) for name, seconds in state["seconds_of"].items()}
         self.plan = self.batches.epoch(self.epoch)
         if self.batch_index > len(self.plan):
             raise ValueError(f"batch {self.batch_index} of {len(self.plan)}")

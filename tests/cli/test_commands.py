@@ -279,11 +279,11 @@ def test_resume_by_run_where_the_corpus_has_moved(home: Path) -> None:
 
 MISTAKES: list[tuple[list[str], str]] = [
     (["nmt-train", "trainig.max_steps=3"], "trainig.max_steps: unknown key; did you mean 'training.max_steps'?"),
-    (["nmt-export", "run={run}", "output=x", "format=onnx"], "format: the export to ONNX was removed; leave it out"),
+    (["nmt-export", "run={run}", "output=x", "format=onnx"], "format: unknown key"),
     (["nmt-train", "attention=bahdanaw"], "attention=bahdanaw: not one of bahdanau, chorowski, coverage, entmax, "),
     (["nmt-train", "experiment=[leaderboard,cell]"], "experiment=cell: not one of attention_study, cells, leaderboard"),
     (["nmt-train", "encoder=[1,2]"], "encoder=[1,2]: choose one of gru, lstm, rnn"),
-    (["nmt-train", "objective=minimum_risk"], "objective=minimum_risk: minimum risk training was removed; use "),
+    (["nmt-train", "objective=minimum_risk"], "objective=minimum_risk: not one of "),
     (
         ["nmt-translate", "run={run}", "search=greedy", "search.beam_size=3"],
         "search.beam_size: not a key of the chosen search",

@@ -81,24 +81,6 @@ def test_what_is_packed_gives_the_recorded_figures_and_holds_no_text(
     assert "test chrf is" in call("check")[1]
 
 
-def test_runs_of_an_earlier_version_are_seeds_of_the_same_system(
-    train_config: Callable[..., TrainConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    evidence, run, kept = script("evidence"), tmp_path / "sweep" / "a", tmp_path / "kept"
-    assert train(train_config("training.max_steps=2"), run, ["attention=bahdanau"]) == 0
-    monkeypatch.setattr(sys, "argv", ["evidence", "pack", str(run.parent), str(kept)])
-    assert evidence.main() == 0
-    with np.load(kept / "a.npz", allow_pickle=False) as arrays:
-        values = dict(arrays)
-    for zoneout, systems in ((0.0, [[1, 2]]), (0.1, [[1], [2]])):
-        record = json.loads(values["record"].tobytes())
-        record["config"]["seed"] = 2
-        record["config"]["encoder"]["zoneout"] = zoneout  # a key that nmt has removed
-        np.savez(kept / "b.npz", **{**values, "record": np.frombuffer(json.dumps(record).encode(), np.uint8)})
-        comparison = evidence.compared(kept, "test", None)
-        assert [system["seeds"] for system in comparison["systems"]] == systems
-
-
 def test_runs_are_compared_on_one_test_set_and_the_best_is_tested_in_all_pairs(
     train_config: Callable[..., TrainConfig],
     tmp_path: Path,

@@ -70,7 +70,7 @@ def outcome(run: Path) -> dict[str, Any]:
     for path in sorted((run / "checkpoints").iterdir()):
         state = torch.load(path, weights_only=True)
         if path.stem == "last":
-            del state["spent"], state["elsewhere"], state["window"][-1]
+            del state["spent"], state["seconds_of"], state["window"][-1]
         found[path.name] = state
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     found["metrics"] = [{key: value for key, value in line.items() if key not in TIMED} for line in lines]

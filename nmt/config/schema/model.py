@@ -175,7 +175,7 @@ class HardMonotonic(AnyNormalizer):
 
     noise: NonNegative
     initial_offset: Annotated[float, Field(ge=-1e6, le=1e6)]
-    outside_training: Literal["stop", "expected"] = "stop"  # runs from before there was a choice do not have this key
+    outside_training: Literal["stop", "expected"]
     reads_past = gives_log_weights = True
     takes_window = always_sums_to_one = False
 

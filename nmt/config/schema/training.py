@@ -169,9 +169,7 @@ class Beam(SearchLimits):
     alpha: LengthExponent
     coverage_penalty: NonNegative
     stop: Literal["beam", "exact"]
-    cuda_graphs: Annotated[bool, Meaning.NO_EFFECT] = (
-        True  # the default lets runs load that were saved before this key existed
-    )
+    cuda_graphs: Annotated[bool, Meaning.NO_EFFECT]
 
 
 class Sampling(SearchLimits):
