@@ -100,7 +100,7 @@ def test_first_weights_are_what_is_said(cell: str) -> None:
 @pytest.mark.parametrize(
     ("union", "table"), [(schema.Score, SCORES), (schema.Window, WINDOWS), (schema.Normalizer, NORMALIZERS)]
 )
-def test_each_section_has_a_class_that_takes_all_its_settings(union: Any, table: dict[Any, Any]) -> None:
+def test_each_section_has_a_class_that_takes_all_its_settings(union: object, table: dict[Any, Any]) -> None:
     assert set(table) == set(members(union).values())
     for section, part in table.items():
         left = set(section.model_fields) - {"kind"} - set(signature(part).parameters)

@@ -7,8 +7,6 @@ from pydantic import BeforeValidator, Field
 
 from nmt.config.errors import user_path
 from nmt.config.schema.base import (
-    ANY,
-    GIVEN,
     Conflict,
     Count,
     CountOrZero,
@@ -84,59 +82,38 @@ class TrainConfig(Model, Machine):
 
     conflicts = (
         *Model.conflicts,
-        *(
-            Conflict({key: True, **separate}, "one vocabulary for both languages", f"{remedy}, or {key}=false")
-            for key in ("embedding.tie_source_target", "decoder.copy")
-            for separate, remedy in (
-                ({"tokenizer.joint": False}, "set tokenizer.joint=true"),
-                ({"tokenizer.target_model": GIVEN}, "leave out tokenizer.target_model"),
-            )
-        ),
-        *(
-            Conflict({key: value, "attention.kind": "none"}, "an attention", remedy)
-            for key, value, remedy in (
-                ("training.guided_alignment", GIVEN, "set it to 0"),
-                ("validation.monitor", "aer", "monitor bleu or loss"),
-                ("search.coverage_penalty", GIVEN, "set it to 0"),
-            )
-        ),
-        Conflict(
-            {"training.guided_alignment": GIVEN, "attention.normalizer.gives_log_weights": False},
-            "the logarithms of the weights",
-            "set it to 0, or use attention/normalizer=softmax",
-        ),
-        Conflict(
-            {"attention.normalizer.kind": "fertility", "attention.score.kind": "location"},
-            "a score of all source positions, as the last one takes what exceeds the limits",
+        *Conflict.each(
+            *(
+                f"{key}=true needs one vocabulary for both languages, but {separate}; {remedy}, or {key}=false"
+                for key in ("embedding.tie_source_target", "decoder.copy")
+                for separate, remedy in (
+                    ("tokenizer.joint=false", "set tokenizer.joint=true"),
+                    ("tokenizer.target_model!=null", "leave out tokenizer.target_model"),
+                )
+            ),
+            "training.guided_alignment>0 needs an attention, but attention.kind=none; set it to 0",
+            "validation.monitor=aer needs an attention, but attention.kind=none; monitor bleu or loss",
+            "search.coverage_penalty>0 needs an attention, but attention.kind=none; set it to 0",
+            "training.guided_alignment>0 needs the logarithms of the weights, "
+            "but attention.normalizer.gives_log_weights=false; set it to 0, or use attention/normalizer=softmax",
+            "attention.normalizer.kind=fertility needs a score of all source positions, as the last one takes what "
+            "exceeds the limits, but attention.score.kind=location; "
             "use attention/score=general, or attention/normalizer=softmax",
-        ),
-        *(
-            Conflict(
-                {key: value, **data},
-                "the corpus's word alignments",
-                f"give data=files with data.alignments, or {remedy}",
-            )
-            for key, value, remedy in (
-                ("training.guided_alignment", GIVEN, "set it to 0"),
-                ("validation.monitor", "aer", "monitor bleu or loss"),
-            )
-            for data in ({"data.kind": {"hub", "multilingual"}}, {"data.kind": "files", "data.alignments": None})
-        ),
-        Conflict(
-            {"training.r_drop": GIVEN, "attention.alignment.kind": {"sampled", "variational"}},
-            "two passes that train on the same positions",
-            "set it to 0, or use attention/alignment=expected",
-        ),
-        Conflict(
-            {"objective.kind": "distillation", "attention.alignment.kind": "sampled"},
-            "positions that need no reward",
+            *(
+                f"{key} needs the corpus's word alignments, but {data}; "
+                f"give data=files with data.alignments, or {remedy}"
+                for key, remedy in (
+                    ("training.guided_alignment>0", "set it to 0"),
+                    ("validation.monitor=aer", "monitor bleu or loss"),
+                )
+                for data in ("data.kind=hub|multilingual", "data.kind=files and data.alignments=null")
+            ),
+            "training.r_drop>0 needs two passes that train on the same positions, "
+            "but attention.alignment.kind=sampled|variational; set it to 0, or use attention/alignment=expected",
+            "objective.kind=distillation needs positions that need no reward, but attention.alignment.kind=sampled; "
             "use objective=likelihood, or attention/alignment=straight_through",
-        ),
-        Conflict(  # no other objective compares the predictions of two passes
-            {"training.r_drop": GIVEN, "objective.kind": ANY},
-            "objective=likelihood",
-            "set it to 0",
-            lambda config: config.objective.kind != "likelihood",
+            # no other objective compares the predictions of two passes
+            "training.r_drop>0 needs objective=likelihood, but objective.kind!=likelihood; set it to 0",
         ),
     )
 
@@ -191,14 +168,11 @@ class EvaluateConfig(SavedRunCommand):
 
     conflicts = (
         Conflict(
-            {"faithfulness": True, "run": ANY},
-            "one model, whose gradients it measures",
-            "name one run, not an ensemble",
+            "faithfulness=true needs one model, whose gradients it measures, but run; name one run, not an ensemble",
             lambda config: len(config.run) > 1,
         ),
         Conflict(
-            {"run": ANY, "output": None},
-            "a folder for the results of an ensemble, which belong to none of its runs",
+            "run needs a folder for the results of an ensemble, which belong to none of its runs, but output=null; "
             "give output=FOLDER",
             lambda config: len(config.run) > 1,
         ),
@@ -218,14 +192,14 @@ class TranslateConfig(SavedRunCommand):
     interactive: bool
     buffer_lines: Count
 
-    conflicts = tuple(
-        Conflict(
-            {key: value, "references": GIVEN}, "a search, which scores of references do without", f"leave out {key}"
+    conflicts = Conflict.each(
+        *(
+            f"{key}{given} needs a search, which scores of references do without, but references!=null; leave out {key}"
+            for key, given in (
+                ("nbest", ">1"),
+                *((key, "!=null") for key in ("constraints", "glossary", "forbidden", "prefix", "shortlist")),
+            )
         )
-        for key, value in [
-            ("nbest", {*range(2, MAX_HYPOTHESES + 1)}),
-            *((key, GIVEN) for key in ("constraints", "glossary", "forbidden", "prefix", "shortlist")),
-        ]
     )
 
 
@@ -272,8 +246,7 @@ class ExportConfig(Section):
 
     conflicts = (
         Conflict(
-            {"run": ANY},
-            "to be one model, as an archive holds one",
+            "run needs to be one model, as an archive holds one; "
             "export each run, and translate with all archives: run=[A.nmt,B.nmt]",
             lambda config: len(config.run) > 1,
         ),

@@ -5,8 +5,6 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from nmt.config.schema.base import (
-    ANY,
-    GIVEN,
     Conflict,
     Count,
     CountOrZero,
@@ -148,9 +146,7 @@ class SearchLimits(Section):
 
     conflicts = (
         Conflict(
-            {"min_length": GIVEN, "max_length": ANY},
-            "a limit that is at least as large",
-            "lower min_length or raise max_length",
+            "min_length needs a limit that is at least as large, but max_length; lower min_length or raise max_length",
             lambda search: search.min_length > search.max_length,
         ),
     )
