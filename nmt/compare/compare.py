@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from nmt.compare.entry import Entry, HeldOut, System, Validation, count_sentences
 from nmt.config.errors import UserError, printable, user_path
-from nmt.config.schema import PATH_KEYS, Metric
+from nmt.config.schema.commands import PATH_KEYS, Metric
 from nmt.config.schema.training import LOWER_IS_BETTER
 from nmt.evaluate.bleu import Counts, score_by_length, sentence_bleu, signatures
 from nmt.evaluate.evaluation import Comet

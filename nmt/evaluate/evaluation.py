@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, Self
 
 import torch
 
-from nmt.config import schema
 from nmt.config.compose import flatten
 from nmt.config.errors import UserError
+from nmt.config.schema import commands as schema
 from nmt.data.word_alignment import alignment_error_rate, parse_pharaoh
 from nmt.evaluate.bleu import (
     METRICS,
