@@ -31,15 +31,26 @@ class Distillation(Section):
     teacher_weight: Annotated[float, Field(gt=0.0, le=1.0)]
 
 
-Objective = Annotated[Likelihood | Distillation, Field(discriminator="kind")]
+Objective = Annotated[
+    Likelihood  # the cross-entropy with label smoothing, or R-Drop
+    | Distillation,
+    Field(discriminator="kind"),
+]
 
 
-class Adam(Section):
-    kind: Literal["adam", "adamw"]
+class AnyAdam(Section):
     lr: Positive
     betas: tuple[Probability, Probability] = Field(strict=False)
     eps: Epsilon
     weight_decay: NonNegative
+
+
+class Adam(AnyAdam):
+    kind: Literal["adam"]
+
+
+class AdamW(AnyAdam):
+    kind: Literal["adamw"]
 
 
 class SGD(Section):
@@ -57,7 +68,13 @@ class Adadelta(Section):
     weight_decay: NonNegative
 
 
-Optimizer = Annotated[Adam | SGD | Adadelta, Field(discriminator="kind")]
+Optimizer = Annotated[
+    Adam
+    | AdamW  # weight decay apart from the gradient
+    | SGD
+    | Adadelta,
+    Field(discriminator="kind"),
+]
 
 
 class ConstantSchedule(Section):
@@ -93,7 +110,11 @@ class PlateauSchedule(Section):
 
 
 Schedule = Annotated[
-    ConstantSchedule | InverseSqrtSchedule | CosineSchedule | StepSchedule | PlateauSchedule,
+    ConstantSchedule  # all start with a linear warm-up
+    | InverseSqrtSchedule
+    | CosineSchedule
+    | StepSchedule
+    | PlateauSchedule,
     Field(discriminator="kind"),
 ]
 
@@ -192,4 +213,10 @@ class MinimumBayesRisk(SearchLimits):
     top_p: Annotated[float, Field(gt=0.0, le=1.0)]
 
 
-Search = Annotated[Greedy | Beam | Sampling | MinimumBayesRisk, Field(discriminator="kind")]
+Search = Annotated[
+    Greedy  # a beam of 1 with less overhead
+    | Beam
+    | Sampling
+    | MinimumBayesRisk,
+    Field(discriminator="kind"),
+]
