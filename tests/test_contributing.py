@@ -20,7 +20,7 @@ RECIPES = {
     "score": ("low_rank", "slim"),
     "loss": ("focal", "lenient"),
     "loss term": ("attention_entropy", "attention_spread"),
-    "optimizer": ("adagrad", "adamant"),
+    "optimizer": ("adagrad", "adamax"),
     "schedule": ("exponential", "dwindling"),
     "search": ("epsilon", "threshold"),
 }
