@@ -33,7 +33,8 @@ from operations import operations
 from nmt.cli.app import choices, output_dir, run_command
 from nmt.config.compose import config_dir, validated
 from nmt.config.errors import UserError
-from nmt.config.schema import Beam, Greedy, SearchLimits, TrainConfig
+from nmt.config.schema import TrainConfig
+from nmt.config.schema.training import Beam, Greedy, SearchLimits
 from nmt.data.batching import Batches, collate
 from nmt.data.prepare import prepare
 from nmt.data.prepared import Prepared

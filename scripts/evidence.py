@@ -29,7 +29,7 @@ from nmt.compare.entry import Entry, HeldOut, Training, describe_machine, read_m
 from nmt.compare.report import tables, write_files
 from nmt.config.compose import flatten
 from nmt.config.errors import UserError
-from nmt.config.schema import NO_EFFECT_KEYS
+from nmt.config.schema.commands import NO_EFFECT_KEYS
 from nmt.evaluate.metrics import METRICS, Counted, corpus_score, count, signatures
 from nmt.export.contents import shared_config, shared_manifest
 from nmt.system.files import to_json, write_atomically

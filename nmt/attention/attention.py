@@ -192,12 +192,12 @@ class LocalPredictiveWindow(Window):
     is flat.
     """
 
-    def __init__(self, reach: int, query_dim: int, attention_dim: int) -> None:
+    def __init__(self, reach: int, query_dim: int, dim: int) -> None:
         super().__init__()
         self.reach = reach
-        self.centre_proj = Linear(query_dim, attention_dim, bias=False)
-        self.centre = Linear(attention_dim, 1, bias=False)
-        self.scale: float = attention_dim**-0.5
+        self.centre_proj = Linear(query_dim, dim, bias=False)
+        self.centre = Linear(dim, 1, bias=False)
+        self.scale: float = dim**-0.5
 
     def centres(self, query: Tensor, valid: Tensor, steps: range) -> Tensor:
         """Compute p_t: (B, T, Q), bool (B, S) -> (B, T)."""

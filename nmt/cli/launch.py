@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 from nmt.cli.app import STOPPED, attempt, log_to_stream, report
 from nmt.cli.help import explain
 from nmt.config.errors import UserError
-from nmt.config.schema import SavedRunCommand
+from nmt.config.schema.commands import SavedRunCommand
 from nmt.system.files import write_atomically
 from nmt.system.processes import cores, rank, started_in_group
 

@@ -21,7 +21,8 @@ from nmt.cli.compose import DRY_RUN, check, value_of, with_texts_quoted
 from nmt.cli.entry import exit_at_ctrl_c
 from nmt.config.compose import flatten, validated, with_values
 from nmt.config.errors import UserError, for_shell, user_path
-from nmt.config.schema import CHANGEABLE_KEYS, PATH_KEYS, TrainConfig
+from nmt.config.schema import TrainConfig
+from nmt.config.schema.commands import CHANGEABLE_KEYS, PATH_KEYS
 from nmt.system.processes import rank, started_in_group
 from nmt.system.run import FINISHED, PRUNED, RunDirectory, load_config, load_values
 

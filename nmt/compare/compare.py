@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from nmt.compare.entry import Entry, HeldOut, Point, System, count_sentences
 from nmt.config.errors import UserError, printable, user_path
-from nmt.config.schema import PATH_KEYS
+from nmt.config.schema.commands import PATH_KEYS
 from nmt.evaluate.metrics import METRICS, Counts, check_known, corpus_score, score_by_length, sign_of, signatures
 from nmt.evaluate.significance import (
     Effect,

@@ -11,9 +11,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from nmt.config import schema
 from nmt.config.compose import validated
 from nmt.config.errors import UserError, for_shell, format_value, printable, user_path
+from nmt.config.schema.commands import Evaluation
 from nmt.data.text import open_text, user_lines
 from nmt.data.word_alignment import alignment_error_rate, parse_pharaoh
 from nmt.evaluate.evaluation import score_settings
@@ -271,8 +271,7 @@ def read_settings(values: Mapping[str, Any]) -> ScoreSettings:
     """
     data = values["data"]
     languages = ",".join(dict.fromkeys(corpus["target_lang"] for corpus in data.get("corpora") or [data]))
-    settings = score_settings(validated(schema.Evaluation, values["evaluation"]), languages)
-    return settings
+    return score_settings(validated(Evaluation, values["evaluation"]), languages)
 
 
 def _read_evaluation(folder: RunDirectory) -> tuple[dict[str, Any], ScoreSettings, str]:
@@ -284,7 +283,7 @@ def _read_evaluation(folder: RunDirectory) -> tuple[dict[str, Any], ScoreSetting
         "parameters": _measure(values["parameters"]),
     }
     command = f"nmt-evaluate {for_shell('run', values['members'])} {for_shell('output', folder.path)}"
-    return fields, score_settings(schema.Evaluation(**values["evaluation"]), ""), command
+    return fields, score_settings(Evaluation(**values["evaluation"]), ""), command
 
 
 def _aer(run: RunDirectory, split: str, gold: list[str] | None) -> float | None:

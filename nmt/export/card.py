@@ -6,8 +6,9 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from nmt.config import schema
 from nmt.config.errors import for_shell, printable
+from nmt.config.schema import TrainConfig
+from nmt.config.schema.training import SearchLimits
 from nmt.evaluate.metrics import METRICS
 from nmt.system.text_table import human_duration
 
@@ -15,7 +16,7 @@ UNKNOWN = "not recorded"
 
 
 def card(
-    config: schema.TrainConfig,
+    config: TrainConfig,
     manifest: Mapping[str, Any],
     results: Mapping[str, Mapping[str, Any]],
     file_name: str,
@@ -43,7 +44,7 @@ def card(
     )
     environment.filters["cell"] = lambda text: " ".join(printable(text).split()).replace("|", "\\|")
     data, start = config.data, (manifest.get("starts") or [{}])[0]
-    search = config.search.model_dump(exclude=set(schema.SearchLimits.model_fields))
+    search = config.search.model_dump(exclude=set(SearchLimits.model_fields))
     facts = {
         "Licence": license or "not stated",
         "Languages": f"{data.source_lang} to {data.target_lang}",
@@ -88,7 +89,7 @@ def _network(network: Any, bidirectional: bool | str) -> str:  # noqa: ANN401
     return f"{network.cell.upper()}, {layers} of {network.hidden:,} units{both}"
 
 
-def _attention(config: schema.TrainConfig, preset: str | None) -> str:
+def _attention(config: TrainConfig, preset: str | None) -> str:
     attention = config.attention
     name = f"`attention={preset}`" if preset else ""
     if attention.kind == "none":
@@ -104,7 +105,7 @@ def _attention(config: schema.TrainConfig, preset: str | None) -> str:
     return f"{name}: {text}" if name else text
 
 
-def _vocabulary(config: schema.TrainConfig, manifest: Mapping[str, Any]) -> str:
+def _vocabulary(config: TrainConfig, manifest: Mapping[str, Any]) -> str:
     sizes = manifest.get("data", {}).get("vocabulary")
     kind = "" if config.tokenizer.kind == "file" else f", {config.tokenizer.kind}"
     return f"{sizes[0]:,} source and {sizes[1]:,} target pieces{kind}" if sizes else UNKNOWN

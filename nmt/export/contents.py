@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import yaml
 from torch import Tensor
 
-from nmt.config import schema
 from nmt.config.errors import UserError
+from nmt.config.schema import TrainConfig
 from nmt.config.schema.base import with_paths
+from nmt.config.schema.commands import PATH_KEYS
 from nmt.data.tokenizer import TOKENIZER_FILES
 from nmt.export.card import card
 from nmt.model.checkpoints import LAST, MAX_FILE_BYTES, read_checkpoint, to_safetensors
@@ -96,7 +97,7 @@ def contents(
 
 def shared_config(values: Mapping[str, Any]) -> dict[str, Any]:
     """Copy a run's configuration, with only the last part of each path: loading the model needs no paths."""
-    shared: dict[str, Any] = with_paths(schema.TrainConfig, values, lambda path: Path(path).name or ".")
+    shared: dict[str, Any] = with_paths(TrainConfig, values, lambda path: Path(path).name or ".")
     shared["data"]["cache_dir"] = CACHE
     return shared
 
@@ -122,7 +123,7 @@ def _names_a_place(override: str) -> bool:
     key, _, value = override.lstrip("+~").partition("=")
     if key.startswith(("hydra", "tracking")) or value.startswith("{"):  # a whole section may contain paths
         return True
-    return key in schema.PATH_KEYS | {"run", "data.corpora"}
+    return key in PATH_KEYS | {"run", "data.corpora"}
 
 
 def _read_weights(run: RunDirectory, checkpoint: str, half: bool) -> tuple[bytes, int]:
@@ -145,7 +146,7 @@ def _round_to_half(model: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _pictures(
     translator: Translator,
     run: RunDirectory,
-    config: schema.TrainConfig,
+    config: TrainConfig,
     sentences: Sequence[str],
     held_out: bool,
 ) -> list[Picture]:

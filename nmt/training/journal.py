@@ -18,9 +18,10 @@ from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 from tqdm.auto import tqdm
 
-from nmt.config import schema
 from nmt.config.compose import flatten
 from nmt.config.errors import UserError, format_value
+from nmt.config.schema import TrainConfig
+from nmt.config.schema.commands import NO_EFFECT_KEYS
 from nmt.evaluate.metrics import shown
 from nmt.system.files import named_errors, to_json, write_atomically
 from nmt.system.run import SWEEP, RunDirectory, read_json
@@ -40,7 +41,7 @@ class Journal:
     """Writes every number to metrics.jsonl, TensorBoard, W&B and MLflow, and the most important ones to the log and the
     progress bar. Use it in a `with` statement."""
 
-    def __init__(self, run: RunDirectory, config: schema.TrainConfig) -> None:
+    def __init__(self, run: RunDirectory, config: TrainConfig) -> None:
         self._run, self._config = run, config
         self._events: Any = None  # TensorBoard's writer, whose methods are untyped
         self._trackers: dict[str, Wandb | MLflow] = {}
@@ -270,7 +271,7 @@ def check_packages(loggers: Iterable[str]) -> None:
 class Wandb:
     """A run of Weights & Biases (W&B), which reads its values from TensorBoard's files."""
 
-    def __init__(self, run: RunDirectory, config: schema.TrainConfig, known_id: str | None) -> None:
+    def __init__(self, run: RunDirectory, config: TrainConfig, known_id: str | None) -> None:
         import wandb
 
         name, sweep, tags = description_of(run)
@@ -299,7 +300,7 @@ class Wandb:
 class MLflow:
     """A run of MLflow, whose library sends the values in a separate thread."""
 
-    def __init__(self, run: RunDirectory, config: schema.TrainConfig, known_id: str | None) -> None:
+    def __init__(self, run: RunDirectory, config: TrainConfig, known_id: str | None) -> None:
         import mlflow
 
         logging.getLogger("mlflow").setLevel(logging.WARNING)
@@ -337,7 +338,7 @@ def description_of(run: RunDirectory) -> tuple[str, str | None, dict[str, str]]:
     The name is the last two parts of the run's path, or in a sweep, its path relative to the sweep.
     """
     path = run.path.resolve()
-    tags = {key: format_value(value) for key, value in run.overrides().items() if key not in schema.NO_EFFECT_KEYS}
+    tags = {key: format_value(value) for key, value in run.overrides().items() if key not in NO_EFFECT_KEYS}
     sweep = next((folder for folder in path.parents if (folder / SWEEP).is_file()), None)
     if sweep is None:
         return "/".join(path.parts[-2:]), None, tags

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from nmt.config import schema
 from nmt.config.errors import UserError
 from nmt.config.schema import training
+from nmt.config.schema.base import Section
 from nmt.data.batching import Batch, Batches, Indices
 from nmt.model.seq2seq import Seq2Seq
 from nmt.system.distributed import GradientSum, Interrupted, ProcessGroup, seed_draws
@@ -403,6 +404,14 @@ class BadUpdates:
             )
 
 
+OPTIMIZERS: dict[type[Section], Callable[..., torch.optim.Optimizer]] = {
+    training.Adam: partial(torch.optim.Adam, fused=True),
+    training.AdamW: partial(torch.optim.AdamW, fused=True),
+    training.SGD: torch.optim.SGD,
+    training.Adadelta: torch.optim.Adadelta,
+}
+
+
 def make_optimizer(config: training.Optimizer, model: nn.Module) -> torch.optim.Optimizer:
     """Make the configured optimizer of all parameters.
 
@@ -411,15 +420,7 @@ def make_optimizer(config: training.Optimizer, model: nn.Module) -> torch.optim.
     matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
     others = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
     parameters: list[dict[str, Any]] = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
-    options = config.model_dump(exclude={"kind"})
-    match config:
-        case training.Adam():
-            kind = torch.optim.AdamW if config.kind == "adamw" else torch.optim.Adam
-            return kind(parameters, **options, fused=True)
-        case training.SGD():
-            return torch.optim.SGD(parameters, **options)
-        case training.Adadelta():
-            return torch.optim.Adadelta(parameters, **options)
+    return OPTIMIZERS[type(config)](parameters, **config.model_dump(exclude={"kind"}))
 
 
 class Schedule:

@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nmt.config import schema
 from nmt.config.errors import UserError
+from nmt.config.schema import training as schema
 from nmt.model.seq2seq import StateT
 from nmt.translate.expansion import CACHED_NUMBERS, Candidates, Expansion, RecordedSteps, Recorder, StepByStep
 from nmt.translate.search import Ending, Flags, Follower, History, Hypothesis, Limits, Search, SearchBatch

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from nmt.config import schema
 from nmt.config.errors import UserError
+from nmt.config.schema import training as schema
 from nmt.model.seq2seq import StateT
 from nmt.ops.draws import sampling_draws
 from nmt.translate.beam import Scorer, Selection, beam_search

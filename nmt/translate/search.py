@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nmt.attention.attention import Steering
-from nmt.config import schema
 from nmt.config.errors import UserError
+from nmt.config.schema import training as schema
 from nmt.model.seq2seq import StateT, Step
 
 if TYPE_CHECKING:

@@ -22,9 +22,10 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.utils.rnn import pad_sequence
 
-from nmt.config import schema
 from nmt.config.compose import merge_search, validated
 from nmt.config.errors import UserError
+from nmt.config.schema import training as schema
+from nmt.config.schema.commands import Loading
 from nmt.data.batching import collate
 from nmt.data.tokenizer import Tokenizers, copy_unknown, encode_lines, join
 from nmt.data.word_alignment import attention_to_links, format_pharaoh, merge_to_words, words
@@ -184,7 +185,7 @@ class Translator:
         configs = [load_config(directory.config) for directory in directories]
         config = configs[0]
         values = {"checkpoint": checkpoint, "device": device, "precision": precision, "threads": threads, "seed": seed}
-        validated(schema.Loading, {**values, "shortlist": shortlist, "search": {} if search is None else search})
+        validated(Loading, {**values, "shortlist": shortlist, "search": {} if search is None else search})
         machine = Machine.choose(device or config.device, precision or config.precision, threads or config.threads)
         model, tokenizers = load_runs(directories, configs, checkpoint)
         settings = merge_search(config.search, search or {})

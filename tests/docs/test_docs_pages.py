@@ -81,10 +81,10 @@ def test_every_file_of_the_project_exists(page: Path) -> None:
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
-def test_the_rooms_are_those_of_the_code() -> None:
-    section = (ROOT / "docs" / "design.md").read_text(encoding="utf-8").partition("## Rooms")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", section, re.M)
-    assert [(room, " ".join(re.findall(r"`(\w+)`", others))) for room, others in rows] == [*ROOMS.items()]
+def test_the_subpackages_are_those_of_the_code() -> None:
+    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", text.partition("## Subpackages")[2].partition("\n## ")[0], re.M)
+    assert [(name, " ".join(re.findall(r"`(\w+)`", others))) for name, others in rows] == [*ROOMS.items()]
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -10,7 +10,7 @@ from trained import run as trained_run  # noqa: F401
 
 from nmt.compare.entry import count_sentences, read_run
 from nmt.config.errors import UserError
-from nmt.config.schema import Evaluation
+from nmt.config.schema.commands import Evaluation
 from nmt.data.word_alignment import parse_pharaoh
 from nmt.evaluate.evaluation import align, evaluate, evaluate_run, score_settings
 from nmt.evaluate.metrics import score

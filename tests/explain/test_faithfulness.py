@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from trained import blind, copying  # noqa: F401
 
 from nmt.config.compose import config_dir
-from nmt.config.schema import Evaluation, TrainConfig
+from nmt.config.schema.commands import Evaluation, TrainConfig
 from nmt.evaluate.evaluation import evaluate_run, score_settings
 from nmt.explain import explanation
 from nmt.explain import faithfulness as module

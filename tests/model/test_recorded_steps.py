@@ -14,8 +14,8 @@ from small_models import BOS, EOS, LENGTHS, PAD, SOURCE, attention, model_of
 from test_model import COMBINATIONS, EVERY, label
 from torch import Tensor
 
-from nmt.config import schema
 from nmt.config.compose import config_dir
+from nmt.config.schema import training as schema
 from nmt.translate.beam import BeamSearch, Coverage, Scorer, Selection, beam_search
 from nmt.translate.expansion import AHEAD
 from nmt.translate.prepared_model import SearchModel

@@ -9,7 +9,7 @@ from conftest import TINY, values_of
 from forks import call_text
 
 from nmt.config.compose import validated
-from nmt.config.schema import Evaluation, TrainConfig
+from nmt.config.schema.commands import Evaluation, TrainConfig
 from nmt.evaluate.evaluation import evaluate, score_settings
 from nmt.system.run import RunDirectory
 from nmt.training.job import train

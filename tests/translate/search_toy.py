@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nmt.config import schema
+from nmt.config.schema import training as schema
 from nmt.model.seq2seq import StepOutput
 from nmt.ops.draws import sentence_keys
 from nmt.translate.beam import Scorer

@@ -14,7 +14,7 @@ from nmt.compare.compare import group
 from nmt.compare.entry import find_runs, read_run
 from nmt.compare.report import gather
 from nmt.config.errors import UserError
-from nmt.config.schema import Evaluation, TrainConfig
+from nmt.config.schema.commands import Evaluation, TrainConfig
 from nmt.evaluate.evaluation import EvaluationFolder, evaluate_run, score_settings, warn_if_texts_differ
 from nmt.system.files import read_lines
 from nmt.system.run import EVALUATION, RunDirectory

@@ -15,8 +15,8 @@ import torch
 from trained import LINES, run  # noqa: F401
 
 from nmt import Translator
-from nmt.config import schema
 from nmt.config.errors import UserError
+from nmt.config.schema import training as schema
 from nmt.translate import translator as module
 
 SAMPLING = {"kind": "sampling", "temperature": 1.0, "top_k": 0, "top_p": 1.0}

@@ -5,8 +5,6 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from nmt.config.schema.base import (
-    ANY,
-    GIVEN,
     Conflict,
     Count,
     CountOrZero,
@@ -33,15 +31,26 @@ class Distillation(Section):
     teacher_weight: Annotated[float, Field(gt=0.0, le=1.0)]
 
 
-Objective = Annotated[Likelihood | Distillation, Field(discriminator="kind")]
+Objective = Annotated[
+    Likelihood  # the cross-entropy with label smoothing, or R-Drop
+    | Distillation,
+    Field(discriminator="kind"),
+]
 
 
-class Adam(Section):
-    kind: Literal["adam", "adamw"]
+class AnyAdam(Section):
     lr: Positive
     betas: tuple[Probability, Probability] = Field(strict=False)
     eps: Epsilon
     weight_decay: NonNegative
+
+
+class Adam(AnyAdam):
+    kind: Literal["adam"]
+
+
+class AdamW(AnyAdam):
+    kind: Literal["adamw"]
 
 
 class SGD(Section):
@@ -59,7 +68,13 @@ class Adadelta(Section):
     weight_decay: NonNegative
 
 
-Optimizer = Annotated[Adam | SGD | Adadelta, Field(discriminator="kind")]
+Optimizer = Annotated[
+    Adam
+    | AdamW  # weight decay apart from the gradient
+    | SGD
+    | Adadelta,
+    Field(discriminator="kind"),
+]
 
 
 class ConstantSchedule(Section):
@@ -95,7 +110,11 @@ class PlateauSchedule(Section):
 
 
 Schedule = Annotated[
-    ConstantSchedule | InverseSqrtSchedule | CosineSchedule | StepSchedule | PlateauSchedule,
+    ConstantSchedule  # all start with a linear warm-up
+    | InverseSqrtSchedule
+    | CosineSchedule
+    | StepSchedule
+    | PlateauSchedule,
     Field(discriminator="kind"),
 ]
 
@@ -143,9 +162,7 @@ class SearchLimits(Section):
 
     conflicts = (
         Conflict(
-            {"min_length": GIVEN, "max_length": ANY},
-            "a limit that is at least as large",
-            "lower min_length or raise max_length",
+            "min_length needs a limit that is at least as large, but max_length; lower min_length or raise max_length",
             lambda search: search.min_length > search.max_length,
         ),
     )
@@ -189,4 +206,10 @@ class MinimumBayesRisk(SearchLimits):
     top_p: Annotated[float, Field(gt=0.0, le=1.0)]
 
 
-Search = Annotated[Greedy | Beam | Sampling | MinimumBayesRisk, Field(discriminator="kind")]
+Search = Annotated[
+    Greedy  # a beam of 1 with less overhead
+    | Beam
+    | Sampling
+    | MinimumBayesRisk,
+    Field(discriminator="kind"),
+]
