@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
+from sacrebleu.tokenizers.tokenizer_spm import SPM_MODELS
+from sacrebleu.utils import SACREBLEU_DIR
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
@@ -237,7 +239,12 @@ def bleu_metric(settings: ScoreSettings) -> BLEU:
     try:
         # `force` silences the warning that the text looks tokenized. Some corpora are tokenized on purpose.
         return BLEU(tokenize=name, lowercase=settings.lowercase, force=True)
-    except RuntimeError as error:  # no dictionary for the Japanese or Korean tokenizer
+    except RuntimeError as error:  # no dictionary for the Japanese or Korean tokenizer, or a damaged download
+        if name in SPM_MODELS:
+            file = Path(SACREBLEU_DIR, "models", Path(SPM_MODELS[name]["url"]).name)
+            raise ValueError(
+                f"evaluation.tokenize: {file} is damaged; delete it, so that it is downloaded again"
+            ) from error
         package = f'"sacrebleu[{name.partition("-")[0]}]"'
         raise ValueError(f"evaluation.tokenize: {name!r} needs more packages: pip install {package}") from error
     except OSError as error:  # the SentencePiece tokenizers download their model once

@@ -14,6 +14,7 @@ from nmt.evaluate.bleu import (
     FORMULAS,
     METRICS,
     ScoreSettings,
+    bleu_metric,
     count,
     score,
     score_by_length,
@@ -76,6 +77,16 @@ def test_composed_and_decomposed_characters_are_the_same() -> None:
 def test_counts_must_agree(hypotheses: int, references: int) -> None:
     with pytest.raises(ValueError, match=f"{hypotheses} hypotheses against {references} references"):
         score(["a"] * hypotheses, ["a"] * references, MIXED_13A)
+
+
+def test_a_damaged_model_of_a_tokenizer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "models" / "flores200sacrebleuspm"
+    file.parent.mkdir()
+    file.write_bytes(b"cut off")
+    for module in ("sacrebleu.tokenizers.tokenizer_spm", "nmt.evaluate.bleu"):
+        monkeypatch.setattr(f"{module}.SACREBLEU_DIR", str(tmp_path))
+    with pytest.raises(ValueError, match=f"{file} is damaged; delete it"):
+        bleu_metric(ScoreSettings("flores200", False))
 
 
 def test_unknown_tokenizer_names_the_known() -> None:

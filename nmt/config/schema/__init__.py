@@ -1,11 +1,10 @@
 """The configurations of nmt-train and of the other commands. The modules of this folder define their sections."""
 
-import os
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field
 
-from nmt.config.errors import user_path
+from nmt.config.errors import absolute_path
 from nmt.config.schema.base import (
     ANY,
     GIVEN,
@@ -79,7 +78,7 @@ class TrainConfig(Model, Machine):
 
     def with_absolute_paths(self) -> Self:
         """Return a copy with absolute paths, so that a run can be resumed from any directory."""
-        values = with_paths(type(self), self.model_dump(), lambda path: os.path.abspath(user_path(path)))
+        values = with_paths(type(self), self.model_dump(), absolute_path)
         return self.model_validate({**values, "run": None})
 
     conflicts = (
