@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,9 +31,10 @@ from nmt.system.processes import local_rank, rank
 MAX_MESSAGE = 500  # characters of a line of an error message; longer lines are cut
 STOPPED = 128  # the exit status of a command that signal N stopped is STOPPED + N
 # System errors that a user can cause: closed pipes and streams, full disks, missing permissions, unsuitable paths.
+STREAM_ERRNOS = {errno.EPIPE, errno.EBADF, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 USER_ERRNOS = {
-    *(errno.EPIPE, errno.EBADF),
-    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO),
+    *STREAM_ERRNOS,
+    *(errno.EMFILE, errno.ENFILE, errno.ENOMEM),
     *(errno.EACCES, errno.EPERM, errno.EROFS),
     *(errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL),
 }
@@ -54,6 +56,7 @@ def run_command(
     other directory. `arguments` replaces sys.argv[1:].
     """
     _prepare_streams(command)
+    check_surroundings(command)
     debug = bool(os.environ.get("HYDRA_FULL_ERROR"))
     os.environ["HYDRA_FULL_ERROR"] = "1"  # otherwise Hydra prints exceptions itself
     log_to_stream(sys.stderr)
@@ -71,7 +74,7 @@ def run_command(
         except Exception as error:
             if debug or outcomes:  # a job catches the user's mistakes: another error after a job has begun is a bug
                 raise
-            if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+            if isinstance(error, OSError) and error.errno in STREAM_ERRNOS and error.filename is None:
                 error.filename = "standard output"  # Hydra prints --help and similar texts there
             outcomes.append(error)  # an error in the command line or in a launcher
         if sweep is not None:
@@ -101,6 +104,27 @@ def _prepare_streams(command: str) -> None:
         sys.exit(2)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for characters that its encoding lacks
+
+
+def check_surroundings(command: str) -> None:
+    """Exit with 2, after one line, where no command could work."""
+    try:
+        rank()
+        with _reworded("the working directory was deleted; change to another one"):
+            os.getcwd()
+        with _reworded("no folder for temporary files can be written to; set TMPDIR to one"):
+            tempfile.gettempdir()  # libraries need it as soon as they are imported
+    except UserError as error:
+        print(f"nmt-{command}: error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+@contextlib.contextmanager
+def _reworded(message: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise UserError(message) from None
 
 
 def _job(

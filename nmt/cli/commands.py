@@ -4,7 +4,6 @@ import ipaddress
 import json
 import logging
 import os
-import re
 import signal
 import sys
 from contextlib import ExitStack
@@ -19,6 +18,8 @@ from nmt.cli.entry import exit_at_ctrl_c
 from nmt.cli.launch import shared_by_processes
 from nmt.config import schema
 from nmt.config.errors import CONTROL, UserError, user_path
+from nmt.system.files import short_name
+from nmt.system.processes import leave_group
 
 if TYPE_CHECKING:
     from nmt.evaluate.evaluation import EvaluationFolder
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from nmt.translate.translator import Translator
 
 log = logging.getLogger(__name__)
+MAX_NAME = 150  # characters of the settings in a file's name
 TOKEN = "NMT_SERVE_TOKEN"
 SERVE_PACKAGES = ("fastapi", "prometheus_client", "uvicorn")
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -37,14 +39,17 @@ def evaluate() -> None:
 
 
 def compare() -> None:
+    leave_group()
     run_command("compare", schema.CompareConfig, _compare)
 
 
 def serve() -> None:
+    leave_group()
     run_command("serve", schema.ServeConfig, _serve)
 
 
 def export() -> None:
+    leave_group()
     run_command("export", schema.ExportConfig, _export)
 
 
@@ -131,14 +136,14 @@ def _check_writable(run: "RunDirectory", name: str) -> None:
 def changed_settings(config: schema.EvaluateConfig, trained: schema.TrainConfig, precision: str | None) -> str:
     """Return the settings that differ from those of training, such as "seed-2_beam_size-10", to name files and results.
 
-    `precision` is the precision of training.
+    A name of many settings ends in a digest of all. `precision` is the precision of training.
     """
     before = {"checkpoint": "best", "seed": trained.seed, "precision": precision, "shortlist": None}
     before |= {**trained.evaluation.model_dump(), **trained.search.model_dump()}
     names = ("checkpoint", "seed", "precision", "shortlist", "tokenize", "lowercase")
     settings = {**{name: getattr(config, name) for name in names}, **config.search}
     changed = {k: v for k, v in settings.items() if v is not None and before.get(k) != v}
-    return re.sub(r"[^\w.-]", "-", "_".join(f"{key}-{value}" for key, value in changed.items()))
+    return short_name("_".join(f"{key}-{value}" for key, value in changed.items()), MAX_NAME)
 
 
 def _open_folder(

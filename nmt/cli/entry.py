@@ -39,6 +39,8 @@ def export() -> None:
 
 
 def _run(command: str, module: str, name: str) -> None:
+    # Python programs that the command starts must not import what lies in the working directory, such as random.py.
+    os.environ["PYTHONSAFEPATH"] = "1"
     with exit_at_ctrl_c(command):
         function = getattr(importlib.import_module(module), name)
     function()

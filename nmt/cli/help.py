@@ -166,6 +166,19 @@ def explain(error: Exception, command: str) -> str:
     return " ".join(dict.fromkeys(lines)) or text
 
 
+def _not_in_utf8(reason: str) -> str:
+    """Name the YAML file, in a folder that an argument names, that is not UTF-8 text."""
+    folders = [Path(part) for word in sys.argv[1:] for part in re.split(r"[=,'\[\]]", word) if part]
+    file = "a file of the configuration"
+    for path in (path for folder in folders if folder.is_dir() for path in sorted(folder.rglob("*.yaml"))):
+        try:
+            path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            file = str(path)
+            break
+    return f"{file}: is not UTF-8 text ({reason}); save it as UTF-8"
+
+
 def _user_error(match: re.Match[str], _: str) -> str:
     return match[1] or match[2]
 
@@ -181,7 +194,7 @@ def _key_in_list(match: re.Match[str], _: str) -> str:
 def _unknown_key(match: re.Match[str], command: str) -> str:
     key = match[1]
     if key.startswith("hydra."):
-        return f"{key}: unknown key; keys of a launcher or sweeper need hydra/launcher=... or hydra/sweeper=..."
+        return f"{key}: unknown key{_keys_beside(key)}"
     keys = known_keys(command)
     if key in SET_BY_SIZE:
         return f"{key}: size=auto sets this from the corpus; override {SET_BY_SIZE[key]} instead"
@@ -197,6 +210,18 @@ def _unknown_key(match: re.Match[str], command: str) -> str:
     candidates = [name for name in keys if name not in SET_BY_SIZE]
     candidates += ["hydra.run.dir"] if command == "train" else []
     return f"{key}: unknown key{nearest_key(key, candidates)} (nmt-{command} --help lists all)"
+
+
+def _keys_beside(key: str) -> str:
+    """Return the end of a message: the nearest key of the chosen launcher or sweeper, and all its keys."""
+    group = "/".join(key.split(".")[:2])
+    chosen = [word.partition("=")[2] for word in sys.argv[1:] if word.startswith(f"{group}=")]
+    path = config_dir() / group / f"{chosen[-1] if chosen else ''}.yaml"
+    if not path.is_file():
+        return "; keys of a launcher or sweeper need hydra/launcher=... or hydra/sweeper=..."
+    prefix = key_prefix(path)
+    keys = [name.removeprefix(prefix) for name in _keys_of(path, prefix) if not name.endswith("._target_")]
+    return f"{nearest(key.removeprefix(prefix), keys)} ({group}={chosen[-1]} has: {', '.join(keys)})"
 
 
 def _keys_of_value(key: str) -> list[str]:
@@ -242,6 +267,7 @@ EXPLANATIONS: dict[str, Callable[[re.Match[str], str], str | None]] = {
     r"hydra_plugins\.hydra_(\w+)_launcher": _missing_launcher,
     "^Could not override '(.*?)'": _unknown_key,
     "^Ambiguous value for argument '(.*?)'": _several_values,
+    "codec can't decode byte .*: (.*)$": lambda match, _: _not_in_utf8(match[1]),
     "Interpolation key 'size\\.": _unresolved_size,
     r"invalid literal for int\(\) with base 10: '(.*)'": _key_in_list,
     "INTERVAL_SWEEP": lambda *_: "interval(a,b) is for a search: add hydra/sweeper=optuna",

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 WORK, ERROR = "work.pickle", "error.pickle"  # files in the folder of a launch: what to run, and the error of rank 0
 CRASHED, REPORTED = 1, 2  # exit status after a traceback, and after an error in one line
+THIS_MACHINE, LOOPBACK = "127.0.0.1", "lo0" if sys.platform == "darwin" else "lo"
 SECONDS_TO_EXPLAIN = 10.0  # time for rank 0 to write its error after another process has failed
 SECONDS_TO_SAVE = 600  # time for a process to finish its update or validation and to save, after a signal
 S = TypeVar("S", bound=SavedRunCommand)
@@ -128,7 +129,8 @@ def _launch(processes: int, folder: str) -> "int | ProcessFailure":
         nproc_per_node=processes,
         run_id=uuid.uuid4().hex,
         rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
+        rdzv_endpoint=f"{THIS_MACHINE}:0",
+        local_addr=THIS_MACHINE,  # otherwise torch would look up the machine's name, which need not resolve
         max_restarts=0,
         logs_specs=DefaultLogsSpecs(log_dir=folder),
         **{name: value for name, value in newer.items() if name in options},  # type: ignore[arg-type]
@@ -139,6 +141,7 @@ def _launch(processes: int, folder: str) -> "int | ProcessFailure":
     threads = max(1, cores() // processes)  # of each process, unless the user has set OMP_NUM_THREADS
     start = (
         f"import os; os.environ.setdefault('OMP_NUM_THREADS', '{threads}');"
+        f"os.environ.setdefault('GLOO_SOCKET_IFNAME', '{LOOPBACK}');"
         f"from nmt.system.processes import end_with; end_with({os.getpid()});"
         "from nmt.cli.launch import run; run()"
     )

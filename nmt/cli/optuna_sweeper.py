@@ -3,11 +3,12 @@
 Hydra's own Optuna plugin is limited to Optuna 2, cannot resume a search and cannot prune.
 """
 
+import fcntl
 import logging
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -36,6 +37,7 @@ from nmt.system.files import try_lock
 from nmt.system.run import PRUNED, RunDirectory
 
 JOURNAL = "optuna.journal"  # file in the sweep's directory in which Optuna stores the trials
+LOCK = "optuna.lock"  # file that a process locks while it writes the journal
 STUDY = "sweep"
 STEPS_PER_EPOCH = 1000  # Optuna counts steps in whole numbers: they are thousandths of an epoch
 log = logging.getLogger(__name__)
@@ -254,8 +256,28 @@ def _locked_journal(directory: Path) -> Iterator[None]:
 
 
 def _storage(directory: Path) -> Any:  # noqa: ANN401
-    storages = _optuna().storages
-    return storages.JournalStorage(storages.journal.JournalFileBackend(str((directory / JOURNAL).absolute())))
+    storages, lock = _optuna().storages, JournalLock((directory / LOCK).absolute())
+    return storages.JournalStorage(storages.journal.JournalFileBackend(str((directory / JOURNAL).absolute()), lock))
+
+
+class JournalLock:
+    """Lets one process at a time write Optuna's journal.
+
+    Optuna's own lock is a link that a killed process leaves behind; the system releases this one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def acquire(self) -> bool:
+        """Wait for the lock. Returns True, as Optuna expects."""
+        self._file = self._path.open("ab")
+        with suppress(OSError):  # some network file systems have no locks
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+        return True
+
+    def release(self) -> None:
+        self._file.close()
 
 
 def _at_end(override: Override, end: int) -> str:

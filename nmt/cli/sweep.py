@@ -1,11 +1,9 @@
 """Sweeps: each job has a directory named by its values. A failure is recorded there, and the other jobs continue."""
 
-import hashlib
 import io
 import logging
 import math
 import os
-import re
 import shutil
 import signal
 import sys
@@ -34,6 +32,7 @@ from nmt.compare.jobs import mark_sweep, record_failure, report_jobs
 from nmt.config.compose import config_dir
 from nmt.config.errors import UserError, for_shell, format_value, override_values, plain_value
 from nmt.config.schema import TrainConfig
+from nmt.system.files import folders_with, short_name
 from nmt.system.processes import cores, end_with, join_cluster, rank
 from nmt.system.run import ERROR, LOCK, SWEEP, RunDirectory, read_json
 
@@ -79,8 +78,8 @@ def _interrupt_after_saving(sweep: Path, *_: object) -> None:
     """At Ctrl-C, wait until the workers have saved checkpoints: at KeyboardInterrupt, the launcher kills them."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C ends the waiting
     if not BUSY.is_set():
-        for lock in list(sweep.rglob(LOCK)):
-            RunDirectory(lock.parent).wait_until_free(MAX_WAIT)
+        for folder in folders_with(sweep, LOCK):
+            RunDirectory(folder).wait_until_free(MAX_WAIT)
     raise KeyboardInterrupt
 
 
@@ -179,21 +178,11 @@ def job_name(overrides: list[str] | ListConfig, *varied: str) -> str:
     values = override_values(cast(list[str], plain))
     ends = [key.rpartition(".")[2] for key in varied]
     names = [key if ends.count(end) > 1 else end for key, end in zip(varied, ends, strict=True)]
-    parts = [f"{_plain(name)}-{_plain(str(values.get(key)))}" for key, name in zip(varied, names, strict=True)]
-    return _cut("_".join(parts), MAX_NAME)
-
-
-def _plain(text: str) -> str:
-    plain = re.sub(r"[^\w.-]+", "-", text, flags=re.ASCII)
-    return _cut(plain if plain == text else f"{plain}-{_hash(text)}", MAX_VALUE)
-
-
-def _cut(text: str, longest: int) -> str:
-    return text if len(text) <= longest else f"{text[: longest - 7]}-{_hash(text)}"
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:6]
+    parts = [
+        f"{short_name(name, MAX_VALUE)}-{short_name(str(values.get(key)), MAX_VALUE)}"
+        for key, name in zip(varied, names, strict=True)
+    ]
+    return short_name("_".join(parts), MAX_NAME)
 
 
 # Registered at import, because a launcher's worker process imports modules but runs no `main`.

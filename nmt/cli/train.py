@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from nmt.cli import sweep
-from nmt.cli.app import STOPPED, choices, output_dir, run_command
+from nmt.cli.app import STOPPED, check_surroundings, choices, output_dir, run_command
 from nmt.cli.compose import DRY_RUN, check, value_of, with_texts_quoted
 from nmt.cli.entry import exit_at_ctrl_c
 from nmt.config.compose import flatten, validated, with_values
@@ -161,6 +161,7 @@ def _resolved(override: str, value: object) -> object:
 
 def _main_of_dry_run(arguments: list[str]) -> None:
     """Do a dry run in a temporary directory, which is removed unless SIGKILL ends the process."""
+    check_surroundings("train")
     with exit_at_ctrl_c("train"):  # Ctrl-C during imports ends the process at once: the directory does not exist yet
         import nmt.training.job  # noqa: F401
     for number in (signal.SIGTERM, signal.SIGHUP):

@@ -19,7 +19,7 @@ from nmt.data.word_alignment import alignment_error_rate, parse_pharaoh
 from nmt.evaluate.evaluation import score_settings
 from nmt.evaluate.metrics import METRICS, Counted, ScoreSettings, count
 from nmt.explain.faithfulness import read_figures
-from nmt.system.files import is_archive, read_bytes
+from nmt.system.files import folders_with, is_archive, read_bytes
 from nmt.system.run import (
     ERROR,
     EVALUATION,
@@ -28,7 +28,6 @@ from nmt.system.run import (
     digest,
     load_values,
     read_json,
-    runs_below,
     text_lines,
 )
 
@@ -182,7 +181,7 @@ def find_runs(names: Sequence[str]) -> dict[Path, bool]:
     for name in names:
         named = user_path(name)
         paths = [named] if named.exists() else [Path(path) for path in sorted(glob.glob(str(named), recursive=True))]
-        for failed in (error.parent for path in paths for error in path.rglob(ERROR)):
+        for failed in (folder for path in paths for folder in folders_with(path, ERROR)):
             if not (failed / "config.yaml").is_file():
                 RunDirectory(failed).check_contained()
                 message = read_bytes(failed / ERROR).decode(errors="replace").partition("\n")[0]
@@ -200,7 +199,7 @@ def find_runs(names: Sequence[str]) -> dict[Path, bool]:
 def _runs_at(path: Path) -> list[Path]:
     if (path / "config.yaml").is_file() or is_archive(path):
         return [path]
-    return sorted([*runs_below(path), *(file.parent for file in path.rglob(EVALUATION))]) if path.is_dir() else []
+    return folders_with(path, "config.yaml", EVALUATION)
 
 
 def read_run(path: Path, split: str) -> tuple[Entry, HeldOut]:

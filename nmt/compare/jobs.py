@@ -15,8 +15,8 @@ from nmt.config.compose import config_dir
 from nmt.config.errors import UserError, printable
 from nmt.evaluate.metrics import METRICS
 from nmt.system import text_table as table
-from nmt.system.files import read_bytes, to_json, write_atomically
-from nmt.system.run import ERROR, FINISHED, LOCK, SWEEP, RunDirectory, load_values, read_json, runs_below
+from nmt.system.files import folders_with, read_bytes, to_json, write_atomically
+from nmt.system.run import ERROR, FINISHED, LOCK, SWEEP, RunDirectory, load_values, read_json
 from nmt.system.text_table import Column, decimals
 
 log = logging.getLogger(__name__)
@@ -99,8 +99,7 @@ def report_jobs(sweep: Path, searched: bool) -> int:
 
 def _jobs(sweep: Path) -> list[dict[str, Any]]:
     """List the jobs: status, scores, seconds of training, directory, error, and the values that differ between jobs."""
-    started = {path.parent for name in (ERROR, LOCK) for path in sweep.rglob(name)}
-    paths = sorted({*runs_below(sweep), *started}, key=_natural)
+    paths = sorted(folders_with(sweep, "config.yaml", ERROR, LOCK), key=_natural)
     overrides = [RunDirectory(path).overrides() for path in paths]
     keys = {key for values in overrides for key in values}
     varied = sorted(key for key in keys if len({str(values.get(key)) for values in overrides}) > 1)

@@ -23,7 +23,7 @@ from nmt.compare.pictures import MASKING, THEME, Picture, draw, key
 from nmt.config.errors import UserError, nearest, printable, user_path
 from nmt.evaluate.metrics import METRICS, sign_of
 from nmt.system import text_table as table
-from nmt.system.files import to_json, write_atomically
+from nmt.system.files import folders_with, to_json, write_atomically
 from nmt.system.run import SWEEP
 from nmt.system.text_table import Column
 
@@ -67,7 +67,7 @@ def unfinished_sweeps(names: Sequence[str], entries: Iterable[Entry]) -> list[st
     """
     runs, paths = [Path(entry.name).resolve() for entry in entries if entry.config], list(map(user_path, names))
     named = {path.resolve() for path in paths}
-    within = [mark.parent.resolve() for path in paths if path.is_dir() for mark in sorted(path.rglob(SWEEP))]
+    within = [folder.resolve() for path in paths for folder in folders_with(path, SWEEP)]
     sentences = []
     for folder in dict.fromkeys([*within, *(run.parent for run in runs if run not in named)]):
         done, jobs = sum(folder in run.parents for run in runs), planned_jobs(folder)

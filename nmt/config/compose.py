@@ -20,7 +20,10 @@ log = logging.getLogger(__name__)
 # Key -> hint at the end of the message for a wrong value, if users may have meant another key.
 HINTS = {"search.length_penalty": "; its exponent is search.alpha"}
 # Key -> message where the key is unknown for another reason than a typing error.
-UNKNOWN = {"experiment": "experiment: the first line of a recipe's file must be: # @package _global_"}
+UNKNOWN = {
+    "experiment": "experiment: the first line of a recipe's file must be: # @package _global_ "
+    "(in UTF-8 without a byte order mark)"
+}
 # YAML files write ${attends:${attention.kind}} for a value that is true only if the model has an attention.
 OmegaConf.register_new_resolver("attends", lambda kind: kind != "none", replace=True)
 

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -19,6 +20,8 @@ from numpy.typing import NDArray
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
+from sacrebleu.tokenizers.tokenizer_spm import SPM_MODELS
+from sacrebleu.utils import SACREBLEU_DIR
 
 from nmt.config.errors import nearest
 from nmt.translate.similarity import Floats, bleu_score, chrf_score
@@ -85,7 +88,12 @@ class Bleu(Metric):
         try:
             # `force` silences the warning that the text looks tokenized. Some corpora are tokenized on purpose.
             scorer = BLEU(tokenize=name, lowercase=settings.lowercase, force=True)
-        except RuntimeError as error:  # no dictionary for the Japanese or Korean tokenizer
+        except RuntimeError as error:  # no dictionary for the Japanese or Korean tokenizer, or a damaged download
+            if name in SPM_MODELS:
+                file = Path(SACREBLEU_DIR, "models", Path(SPM_MODELS[name]["url"]).name)
+                raise ValueError(
+                    f"evaluation.tokenize: {file} is damaged; delete it, so that it is downloaded again"
+                ) from error
             package = f'"sacrebleu[{name.partition("-")[0]}]"'
             raise ValueError(f"evaluation.tokenize: {name!r} needs more packages: pip install {package}") from error
         except OSError as error:  # the SentencePiece tokenizers download their model once

@@ -7,6 +7,8 @@ timeout, because a validation by one process may take long; torchrun detects a p
 
 import os
 import signal
+import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,13 +23,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch._C._distributed_c10d import Store, TCPStore
 
-from nmt.config.errors import UserError
-from nmt.system.processes import agent_store, has_agent, rank, started_in_group
+from nmt.config.errors import UserError, printable
+from nmt.system.processes import UNSET, agent_store, group_size, has_agent, rank, started_in_group
 
 T = TypeVar("T")
 S = TypeVar("S", Sequence[Any], NDArray[Any])
 Number = TypeVar("Number", int, float)
 PORT = "nmt/port"  # key in torchrun's store: the port of the store that rank 0 opens
+PATIENCE = 10.0  # seconds after which a process that waits for the others to start says so
 MAX_WAIT = timedelta(days=7)  # how long a process waits for another one
 
 
@@ -73,8 +76,9 @@ class ProcessGroup:
             yield cls()
             return
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        store, number, size = (_fresh_store(), rank(), int(os.environ["WORLD_SIZE"])) if has_agent() else (None, -1, -1)
-        dist.init_process_group(backend, timeout=MAX_WAIT, store=store, rank=number, world_size=size)
+        store, number, size = (_fresh_store(), rank(), group_size()) if has_agent() else (None, -1, -1)
+        with _told_while_waiting():
+            dist.init_process_group(backend, timeout=MAX_WAIT, store=store, rank=number, world_size=size)
         yield cls(dist.get_rank(), dist.get_world_size())
         dist.destroy_process_group()  # not after an error: the end of this process then wakes those that wait for it
 
@@ -230,6 +234,23 @@ class GradientSum:
         for parameter, part in pairs:
             parameter.grad = part
         return self._numbers.clone()
+
+
+@contextmanager
+def _told_while_waiting() -> Iterator[None]:
+    """Print, once the other processes take long to start, whom this process waits for.
+
+    Variables that an earlier group left behind would otherwise let it wait without a word.
+    """
+    place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    others = f"RANK={rank()}, WORLD_SIZE={group_size()}: waiting for the other processes at {place}; {UNSET}"
+    timer = threading.Timer(PATIENCE, lambda: print(printable(others), file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _fresh_store() -> Store:

@@ -6,6 +6,7 @@ to the archive's size. `zipfile` checks sizes and checksums, and never makes lin
 
 import errno
 import fcntl
+import hashlib
 import json
 import logging
 import math
@@ -130,6 +131,37 @@ def _system_error(error: BaseException | None) -> OSError | None:
 def write_lines(path: Path, lines: Iterable[str]) -> None:
     """Write lines atomically, each with a newline."""
     write_atomically(path, "".join(f"{line}\n" for line in lines).encode("utf-8"))
+
+
+def folders_with(folder: Path, *names: str) -> list[Path]:
+    """Find the folders, at any depth in a folder, that have a file of one of these names, sorted by path.
+
+    Links to folders are followed, as users collect runs by links. Each folder is entered once, whatever leads to it.
+    """
+    found, entered, roots = [], set(), [folder]
+    for root in roots:  # links are appended, so that a folder has its own path rather than that of a link to it
+        for parent, folders, files in os.walk(root):
+            status = os.stat(parent)
+            if (status.st_dev, status.st_ino) in entered:
+                folders.clear()
+                continue
+            entered.add((status.st_dev, status.st_ino))
+            roots += [path for name in sorted(folders) if (path := Path(parent, name)).is_symlink()]
+            if not set(names).isdisjoint(files):
+                found.append(Path(parent))
+    return sorted(found)
+
+
+def short_name(text: str, longest: int) -> str:
+    """Turn a text into a file's name of at most `longest` ASCII characters that needs no quotes in a shell.
+
+    Where characters are replaced or cut off, a digest of the text is appended, so that names stay distinct.
+    """
+    digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:6]
+    plain = re.sub(r"[^\w.-]+", "-", text, flags=re.ASCII)
+    if plain != text:
+        plain = f"{plain}-{digest}"
+    return plain if len(plain) <= longest else f"{plain[: longest - 7]}-{digest}"
 
 
 def remove_leftovers(directory: Path) -> None:

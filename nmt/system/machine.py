@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol, Self, TypeVar
 import torch
 
 from nmt.config.errors import UserError
-from nmt.system.processes import cores, local_rank
+from nmt.system.processes import cores, local_group_size, local_rank
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # constants of glibc's malloc.h
 _VENDORS = ("AuthenticAMD", "GenuineIntel")
@@ -84,8 +84,7 @@ class Machine(NamedTuple):
         rank = local_rank()
         if kind != "cuda" or rank is None:
             return cls(torch.device(kind), precision, int8)
-        processes = int(os.environ.get("LOCAL_WORLD_SIZE", rank + 1))  # so that all ranks find too few GPUs, not some
-        if processes > torch.cuda.device_count():
+        if local_group_size() > torch.cuda.device_count():
             raise UserError(
                 f"device={device}: this machine has fewer GPUs ({torch.cuda.device_count()}) than processes; start one "
                 "process per GPU"

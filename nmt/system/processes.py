@@ -18,11 +18,14 @@ from itertools import islice
 from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from nmt.config.errors import UserError
+from nmt.config.errors import UserError, format_value
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
 
+GROUP_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+UNSET = "to run a process alone, unset RANK and WORLD_SIZE"
+SAFE_PATH = "PYTHONSAFEPATH"
 AHEAD = 4  # most tasks per worker that are submitted but whose results are not used yet; limits memory
 
 Task = TypeVar("Task")
@@ -30,19 +33,51 @@ Result = TypeVar("Result")
 
 
 def started_in_group() -> bool:
-    """Was this process started together with others?"""
-    names = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-    return names <= os.environ.keys() and int(os.environ["WORLD_SIZE"]) > 1
+    """Was this process started together with others, as the variables of torchrun say? An empty one is not set.
+
+    Raises UserError for variables that no launcher would set.
+    """
+    if not all(map(os.environ.get, ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))):
+        return False
+    _number("MASTER_PORT")
+    if not _number("RANK") < _number("WORLD_SIZE"):
+        raise UserError(f"RANK={os.environ['RANK']}: is not below WORLD_SIZE={os.environ['WORLD_SIZE']}; {UNSET}")
+    return _number("WORLD_SIZE") > 1
 
 
 def rank() -> int:
     """Return the number of this process in its group, from 0; 0 for a process alone."""
-    return int(os.environ["RANK"]) if started_in_group() else 0
+    return _number("RANK") if started_in_group() else 0
+
+
+def group_size() -> int:
+    """Return the number of processes in this process's group; 1 for a process alone."""
+    return _number("WORLD_SIZE") if started_in_group() else 1
 
 
 def local_rank() -> int | None:
     """Return the number of this process among the group's processes on this machine; None for a process alone."""
-    return int(os.environ.get("LOCAL_RANK", "0")) if started_in_group() else None
+    return _number("LOCAL_RANK") if started_in_group() else None
+
+
+def local_group_size() -> int:
+    """Return the number of the group's processes on this machine, as far as this process knows."""
+    return max(_number("LOCAL_WORLD_SIZE"), (local_rank() or 0) + 1)
+
+
+def _number(name: str) -> int:
+    text = os.environ.get(name) or "0"
+    if not (text.isascii() and text.isdigit()):
+        raise UserError(
+            f"{name}={format_value(text)}: is not a number, which a launcher of several processes would set; {UNSET}"
+        )
+    return int(text)
+
+
+def leave_group() -> None:
+    """Forget that this process was started with others: for work that processes do not share."""
+    for name in GROUP_VARIABLES:
+        os.environ.pop(name, None)
 
 
 def cores() -> int:
@@ -147,17 +182,34 @@ class Workers:
             raise end
 
     def _submit(self, function: Callable[[Task], Result], task: Task) -> "Future[Result]":
-        if self._pool is None:
-            context = multiprocessing.get_context("spawn")  # a fork of a process with threads may deadlock
-            self._pool = ProcessPoolExecutor(self._count, context, initializer=end_with, initargs=(os.getpid(),))
-            resource_tracker.ensure_running()  # now, so that it does not inherit the signal mask set below
-        # Workers inherit this mask and so ignore Ctrl-C, which a terminal sends to all: the main process ends them.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            with _without_main_module():
+        with _safe_path(), _without_main_module():
+            if self._pool is None:
+                context = multiprocessing.get_context("spawn")  # a fork of a process with threads may deadlock
+                self._pool = ProcessPoolExecutor(self._count, context, initializer=end_with, initargs=(os.getpid(),))
+                resource_tracker.ensure_running()  # now, so that it does not inherit the signal mask set below
+            # Workers inherit this mask and so ignore Ctrl-C, which a terminal sends to all: the main process ends them.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
                 return self._pool.submit(function, task)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _safe_path() -> Iterator[None]:
+    """Let Python programs that start in this context look for modules in no working directory.
+
+    A file there could have the name of one of Python's modules, or of this package.
+    """
+    before = os.environ.get(SAFE_PATH)
+    os.environ[SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[SAFE_PATH]
+        else:
+            os.environ[SAFE_PATH] = before
 
 
 @contextmanager

@@ -124,7 +124,7 @@ class RunDirectory:
         self.check_contained()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.path / LOCK, os.O_CREAT | os.O_RDWR, 0o644)
+            self._lock = os.open(self.path / LOCK, os.O_CREAT | os.O_RDWR, 0o666)
         except OSError as error:
             raise UserError(f"{self.path}: cannot be written to ({error.strerror})") from None
         if not files.try_lock(self._lock, self.path / LOCK):
@@ -370,7 +370,7 @@ def _differences(saved: Mapping[str, Any], new: Mapping[str, Any], ignored: set[
 
 def runs_below(folder: Path) -> list[Path]:
     """Find the run directories at any depth in a folder, such as that of a sweep, sorted by path."""
-    return sorted(path.parent for path in folder.rglob("config.yaml"))
+    return files.folders_with(folder, "config.yaml")
 
 
 def text_lines(path: Path) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 import quick_hydra
 from hydra._internal.hydra import Hydra
 
-from nmt.cli import app
+from nmt.cli import app, train
 from nmt.config.errors import UserError
 from nmt.config.schema import EvaluateConfig, TrainConfig
 
@@ -122,3 +122,30 @@ def test_characters_that_the_output_lacks_are_escaped(monkeypatch: pytest.Monkey
         patch.setattr(sys, "stdout", output)
         assert call(monkeypatch, lambda *_: print("28 ± 0.1 字")) == 0
     assert output.buffer.getvalue() == b"28 \\xb1 0.1 \\u5b57\n"  # type: ignore[attr-defined]
+
+
+def test_a_deleted_working_directory_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    os.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(SystemExit) as exit_:
+        app.run_command("train", TrainConfig, refuse, arguments=[])
+    assert exit_.value.code == 2
+    assert capsys.readouterr().err == "nmt-train: error: the working directory was deleted; change to another one\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["--dry-run"]])
+def test_without_a_folder_for_temporary_files_the_remedy_is_named(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def none() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr("tempfile.gettempdir", none)
+    monkeypatch.setattr(sys, "argv", ["nmt-train", *arguments])
+    with pytest.raises(SystemExit) as exit_:
+        train.main()
+    assert exit_.value.code == 2
+    message = "no folder for temporary files can be written to; set TMPDIR to one"
+    assert capsys.readouterr().err == f"nmt-train: error: {message}\n"

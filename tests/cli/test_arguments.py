@@ -166,6 +166,10 @@ def test_the_environment_says_where_the_cache_is(
         ("training={max_epoch:3}", "training.max_epoch: unknown key; did you mean 'training.max_epochs'"),
         ("attention=null", "attention=null: choose one of bahdanau, "),
         ("experiment=null", "experiment=null: leave it out"),
+        (
+            "hydra/launcher=slurm hydra.launcher.partitoin=x",
+            "hydra.launcher.partitoin: unknown key; did you mean 'partition'? (hydra/launcher=slurm has: ",
+        ),
     ],
 )
 def test_what_would_change_nothing_is_refused(
@@ -203,6 +207,22 @@ def test_a_file_with_the_name_of_ours_is_refused(capsys: pytest.CaptureFixture[s
 def test_a_recipe_without_its_first_line_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert taken(*own("experiment", "mine", "encoder: {layers: 2}\n")) is None
     assert "the first line of a recipe's file must be: # @package _global_" in capsys.readouterr().err
+
+
+def test_a_recipe_in_another_encoding_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = own("experiment", "mine", "# @package _global_\nseed: 3\n")
+    monkeypatch.setattr(sys, "argv", ["nmt-train", *words])
+    file = Path("cfg/experiment/mine.yaml")
+    text = file.read_text()
+    for encoding, message in {
+        "utf-8-sig": "must be: # @package _global_ (in UTF-8 without a byte order mark)",
+        "utf-16": f"{file}: is not UTF-8 text (invalid start byte); save it as UTF-8",
+    }.items():
+        file.write_text(text, encoding=encoding)
+        assert taken(*words) is None
+        assert message in capsys.readouterr().err
 
 
 def test_a_recipe_can_set_the_thresholds_of_the_size() -> None:

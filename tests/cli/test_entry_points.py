@@ -57,6 +57,21 @@ def test_ctrl_c_during_an_import_is_one_line(command: str, module: str, given: l
     assert status_and_output(command, tmp_path, forget) == (130, f"nmt-{command}: interrupted\n")
 
 
+def start_python() -> None:
+    sys.exit(subprocess.run([sys.executable, "-c", "import random"], check=False).returncode)
+
+
+def test_what_a_command_starts_imports_nothing_from_the_working_directory(tmp_path: Path) -> None:
+    (tmp_path / "random.py").write_text("raise SystemExit(3)")
+
+    def work() -> int:
+        os.chdir(tmp_path)
+        entry._run("train", __name__, "start_python")
+        return 0
+
+    assert killed_after(work, 60, tmp_path / "output") == 0
+
+
 def test_the_handler_is_put_back_and_an_ignored_signal_stays_ignored() -> None:
     for handler in (signal.default_int_handler, signal.SIG_IGN):
         signal.signal(signal.SIGINT, handler)

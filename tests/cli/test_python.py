@@ -45,6 +45,19 @@ def test_an_evaluation_equals_that_of_training(run: nmt.Run) -> None:
     assert run.evaluate("split=validation", "search=greedy")["signatures"] == before["signatures"]
 
 
+def test_an_evaluation_with_many_settings_is_saved(run: nmt.Run) -> None:
+    given = {"beam_size": 3, "alpha": 0.123456, "max_length": 77, "min_length": 2, "max_ratio": 1.9876, "nbest": 1}
+    given = {f"search.{key}": value for key, value in given.items() if key != "nbest"}
+    given |= {"search.length_penalty": "gnmt", "search.coverage_penalty": 0.0123456, "search.batch_tokens": 999}
+    given |= {"tokenize": "char", "lowercase": "true", "checkpoint": "last", "seed": 123456789}
+    scores = run.evaluate("split=validation", *(f"{key}={value}" for key, value in given.items()))
+    (name,) = (name for name in run.scores if name.startswith("validation.checkpoint-last_seed-123456789_"))
+    assert len(name) < 170
+    assert run.scores[name]["bleu"] == scores["bleu"]
+    run.evaluate("split=validation", *(f"{key}={value}" for key, value in given.items()), "search.min_length=3")
+    assert len([name for name in run.scores if name.startswith("validation.checkpoint-last_")]) == 2
+
+
 def test_an_evaluation_measures_faithfulness(run: nmt.Run) -> None:
     scores = run.evaluate("split=validation", "faithfulness=true", "faithfulness_sentences=2")
     assert scores["faithfulness"]["sentences"] == 2

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from conftest import TINY
-from forks import call_text, ended, forked
+from forks import call_text, ended, forked, killed_after
 from hydra import initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn, JobStatus
@@ -399,6 +399,18 @@ def test_a_search_goes_on_after_half_a_line_and_only_one_process_searches(tmp_pa
         with pytest.raises(UserError, match="another process is searching there"):
             searching(tmp_path, scores, n_trials=7).sweep(["optimizer.lr=interval(0.1,0.9)"])
     assert len(scores) == 6
+
+
+def test_a_search_goes_on_where_a_killed_process_held_the_journal(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    scores: list[float] = []
+    (tmp_path / "optuna.journal.lock").symlink_to(tmp_path / "moved" / "optuna.journal")
+
+    def search() -> int:
+        searching(tmp_path, scores).sweep(["optimizer.lr=interval(0.1,0.9)"])
+        return 0
+
+    assert killed_after(search, 60, tmp_path / "output") == 0
 
 
 @pytest.mark.slow

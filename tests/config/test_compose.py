@@ -1,5 +1,6 @@
 """Errors of a configuration: one line that names the key, the value, what is allowed and the nearest valid one."""
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,15 @@ def test_without_a_home_directory_a_path_in_it_is_refused(monkeypatch: pytest.Mo
     values = values_of("train", ["training.start_from='~/run'"])
     with pytest.raises(UserError, match="without a home directory"):
         validated(schema.TrainConfig, values).with_absolute_paths()
+
+
+def test_a_folder_that_a_configuration_cannot_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    values = values_of("train", ["data=files", "data.train=a", "data.validation=b"])
+    with pytest.raises(UserError, match=r"caf\\udce9/b: holds .* not UTF-8.*; rename the folder"):
+        validated(schema.TrainConfig, {**values, "data": {**values["data"], "train": ["/a"]}}).with_absolute_paths()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from forks import ended, forked
 
 from nmt.cli.launch import in_processes
 from nmt.config.errors import UserError
-from nmt.system.distributed import Interrupted
+from nmt.system.distributed import Interrupted, ProcessGroup
 from nmt.system.processes import rank
 from nmt.training import checkpoint as checkpoint_module
 from nmt.training.checkpoint import StopSignals
@@ -86,6 +86,19 @@ def test_a_failure_reaches_the_caller_and_leaves_nothing(
     assert handlers == [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
     assert list((tmp_path / "temporary").iterdir()) == []
     assert printed in capfd.readouterr().err
+
+
+def meet(*_: object) -> int:
+    with ProcessGroup.join() as group:
+        return 0 if group.merge([group.rank]) == [0, 1] else 3
+
+
+@pytest.mark.slow
+def test_processes_meet_on_a_machine_whose_name_does_not_resolve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("socket.getfqdn", lambda *_: "no-such-host.invalid")
+    assert launched(meet, tmp_path) == 0
 
 
 def wait_for(folder: Path, pattern: str, seconds: float = 120) -> None:

@@ -2,13 +2,29 @@
 
 import random
 import unicodedata
+from pathlib import Path
 
 import pytest
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
+<<<<<<< HEAD:tests/evaluate/test_metrics.py
 from nmt.evaluate.metrics import METRICS, ScoreSettings, count, score, score_by_length, tokenizer_for
+=======
+from nmt.evaluate.bleu import (
+    FORMULAS,
+    METRICS,
+    ScoreSettings,
+    bleu_metric,
+    count,
+    score,
+    score_by_length,
+    sentence_bleu,
+    stored_counts,
+    tokenizer_for,
+)
+>>>>>>> front:tests/evaluate/test_bleu.py
 
 ENGLISH = (
     ["The cat sat on the Mat.", "He didn't say: 'no' (twice)!", "A red car stops here , now .", ""],
@@ -67,6 +83,16 @@ def test_composed_and_decomposed_characters_are_the_same() -> None:
 def test_counts_must_agree(hypotheses: int, references: int) -> None:
     with pytest.raises(ValueError, match=f"{hypotheses} hypotheses against {references} references"):
         score(["a"] * hypotheses, ["a"] * references, MIXED_13A)
+
+
+def test_a_damaged_model_of_a_tokenizer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "models" / "flores200sacrebleuspm"
+    file.parent.mkdir()
+    file.write_bytes(b"cut off")
+    for module in ("sacrebleu.tokenizers.tokenizer_spm", "nmt.evaluate.metrics"):
+        monkeypatch.setattr(f"{module}.SACREBLEU_DIR", str(tmp_path))
+    with pytest.raises(ValueError, match=f"{file} is damaged; delete it"):
+        score(*ENGLISH, ScoreSettings("flores200", False))
 
 
 def test_unknown_tokenizer_names_the_known() -> None:

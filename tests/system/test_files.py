@@ -11,7 +11,15 @@ from typing import BinaryIO
 
 import pytest
 
-from nmt.system.files import check_contained, is_locked, remove_leftovers, to_json, write_atomically
+from nmt.system.files import (
+    check_contained,
+    folders_with,
+    is_locked,
+    remove_leftovers,
+    short_name,
+    to_json,
+    write_atomically,
+)
 
 
 def test_content_or_a_writer(tmp_path: Path) -> None:
@@ -96,3 +104,24 @@ def test_a_free_lock_is_free_where_locks_need_write_access(tmp_path: Path, monke
     with path.open("r+b") as held:
         real(held, fcntl.LOCK_EX)
         assert is_locked(path)
+
+
+def test_folders_are_found_behind_links_and_each_once(tmp_path: Path) -> None:
+    for name in ("all/b", "elsewhere/run", "all/c/deep"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "mark").touch()
+    (tmp_path / "all" / "a").symlink_to("../elsewhere/run")
+    (tmp_path / "all" / "again").symlink_to("b")
+    (tmp_path / "all" / "c" / "up").symlink_to("../..")
+    (tmp_path / "all" / "broken").symlink_to("nowhere")
+    found = folders_with(tmp_path / "all", "mark", "other")
+    assert [path.resolve() for path in found] == [tmp_path / name for name in ("elsewhere/run", "all/b", "all/c/deep")]
+    assert folders_with(tmp_path / "nowhere", "mark") == []
+
+
+def test_a_short_name_is_ascii_and_distinct() -> None:
+    texts = ["a-b", "a b", "ä", "ö", "\udcff", "x" * 400, "x" * 401]
+    names = [short_name(text, 40) for text in texts]
+    assert names[0] == "a-b"
+    assert len({*names}) == len(texts)
+    assert all(name.isascii() and len(name) <= 40 and not {*name} & {*" /"} for name in names)

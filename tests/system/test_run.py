@@ -205,3 +205,15 @@ def test_a_run_may_be_resumed_with_another_number_of_workers(tmp_path: Path) -> 
     run.release()
     with pytest.raises(UserError, match="holds a run of another configuration"):
         run.claim(VALUES | {"data": {"max_length": 8}})
+
+
+def test_a_group_may_train_where_one_of_its_users_began(tmp_path: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        run = RunDirectory(tmp_path / "run")
+        run.claim({})
+    finally:
+        os.umask(before)
+    modes = {path.name: oct(path.stat().st_mode & 0o777) for path in (run.path, run.path / ".lock")}
+    run.release()
+    assert modes == {"run": "0o775", ".lock": "0o664"}

@@ -1,11 +1,10 @@
 """The configurations of the six commands, made of the sections of the other modules in this folder."""
 
-import os
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field
 
-from nmt.config.errors import user_path
+from nmt.config.errors import absolute_path
 from nmt.config.schema.base import (
     Conflict,
     Count,
@@ -73,7 +72,7 @@ class TrainConfig(Model, Machine):
 
     def with_absolute_paths(self) -> Self:
         """Return a copy with absolute paths, so that a run can be resumed from any directory."""
-        values = with_paths(type(self), self.model_dump(), lambda path: os.path.abspath(user_path(path)))
+        values = with_paths(type(self), self.model_dump(), absolute_path)
         return self.model_validate({**values, "run": None})
 
     conflicts = (
