@@ -159,10 +159,10 @@ class Tokenizer:
         return [*ids, *tokens[1:]] if len(ids) == len(pieces) else tokens
 
     def vocabulary(self) -> dict[str, int]:
-        """Map the pieces that spell text, spelled as in `pieces`, to their ids: not special symbols, nor bytes."""
+        """Map the pieces that spell text, spelled as in `pieces`, to their ids: all but special symbols."""
         pieces = enumerate(self.pieces(range(self._processor.get_piece_size())))
-        without = self._processor.is_control, self._processor.is_unknown, self._processor.is_byte
-        return {piece: token for token, piece in pieces if not any(is_one(token) for is_one in without)}
+        is_control, is_unknown = self._processor.is_control, self._processor.is_unknown
+        return {piece: token for token, piece in pieces if not is_control(token) and not is_unknown(token)}
 
     def boundary(self) -> NDArray[np.bool_]:
         """Mark the tokens that do not continue the preceding word -> bool (V,). A token continues the word if it starts
