@@ -284,7 +284,7 @@ def _forbidden(tokenizer: Tokenizer, phrases: tuple[str, ...]) -> Forbidden:
     """
     encoded = [tokenizer.encode_phrase(phrase) for phrase in phrases]
     spelled = ["".join(tokenizer.pieces(tokens)) for tokens in encoded if tokenizer.unk not in tokens]
-    return Forbidden.spelled(spelled, tokenizer.vocabulary())
+    return Forbidden(spelled, tokenizer.vocabulary())
 
 
 def _quoted(phrase: str) -> str:

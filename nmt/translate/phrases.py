@@ -9,9 +9,11 @@ Shapes: A active sentences, W live hypotheses and C candidates of each sentence,
 vocabulary.
 """
 
-from bisect import bisect_right
+import re
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from itertools import islice, takewhile
 from typing import NamedTuple, Self
 from unicodedata import category
@@ -30,6 +32,7 @@ Phrase = Sequence[int]
 NOTHING: frozenset[str] = frozenset()
 SPACE = "▁"
 START = frozenset([SPACE])  # state before the first token: the space that a phrase starts with counts as read
+BYTE = re.compile("<0x[0-9A-F]{2}>")  # a piece of byte_fallback
 HYPHENS, JOINERS = "-\u2010\u2011", "_\u200c\u200d"  # HYPHENS join words, JOINERS the letters of one word
 
 
@@ -69,13 +72,13 @@ class Automata:
     def _add(self, phrase: tuple[int, ...], times: int) -> int:
         """Append the states of a phrase that must occur `times` times, and return the number of the first state."""
         root, length, failures = len(self._states), len(phrase), _failure_function(phrase)
-        for copy in range(times):
-            start, last = root + copy * (length + 1), copy == times - 1
+        for done in range(times):
+            start, last = root + done * (length + 1), done == times - 1
             for matched in range(length):
                 failure = start + (failures[matched] if matched else 0)
-                self._states.append(_State(phrase[matched], phrase[0], failure, False, False, copy * length, matched))
+                self._states.append(_State(phrase[matched], phrase[0], failure, False, False, done * length, matched))
             first = -1 if last else phrase[0]
-            self._states.append(_State(-1, first, start + failures[length], True, last, copy * length, length))
+            self._states.append(_State(-1, first, start + failures[length], True, last, done * length, length))
         end = len(self._states)
         self._states.append(_State(-1, -1, end, False, True, times * length, 0))
         return root
@@ -229,62 +232,64 @@ def kind_of(character: str) -> str:
 class Forbidden:
     """Phrases that no translation may contain, however they are segmented into pieces.
 
-    The phrases form an automaton over tokens. Its state is a set of texts: the starts of phrases that the last tokens
-    spell. A token that would complete a phrase is banned. A phrase may follow a space, as in "a dog", or a sign, as in
+    The state after some tokens is the set of all texts that they end with and that start a phrase, but are no whole
+    phrase. A token that would complete a phrase is banned. A phrase may follow a space, as in "a dog", or a sign, as in
     "(dog". In a script without spaces it may stand anywhere.
     """
 
-    def __init__(
-        self, edges: Mapping[tuple[str, int], str], bans: Mapping[str, Sequence[int]], signs: Collection[int] = ()
-    ) -> None:
-        """edges: start of a phrase, token -> the longer start that the token makes of it; bans: start of a phrase ->
-        the tokens that would complete the phrase; signs: the tokens that end with a sign."""
-        self._edges, self._bans, self._signs = dict(edges), dict(bans), frozenset(signs)
+    def __init__(self, phrases: Iterable[str], vocabulary: Mapping[str, int]) -> None:
+        """phrases: each the text of its joined pieces; vocabulary: piece -> token."""
+        self._phrases = frozenset(phrases) - {"", SPACE}
+        self._starts = frozenset(phrase[:end] for phrase in self._phrases for end in range(1, len(phrase)))
+        self._pieces = {token: piece for piece, token in vocabulary.items()}
+        self._bans = self._completions(vocabulary)  # start of a phrase -> the tokens that complete a phrase
+        self._begun: dict[int, frozenset[str]] = {}  # token -> the starts of phrases that its piece ends with
+        always = []
+        for piece, token in vocabulary.items():
+            texts = [piece, *_endings(piece)]
+            if begun := self._starts.intersection(texts):
+                self._begun[token] = begun
+            if any(map(self._completes, texts)):
+                always.append(token)
+        self.always = tuple(always)  # the tokens that contain a whole phrase, which are banned in every state
 
-    @classmethod
-    def spelled(cls, phrases: Iterable[str], vocabulary: Mapping[str, int]) -> Self:
-        """Make the automaton of phrases, each the text of its joined pieces. vocabulary: piece -> token."""
-        edges: dict[tuple[str, int], str] = {}
+    def _completions(self, vocabulary: Mapping[str, int]) -> dict[str, list[int]]:
         bans: dict[str, list[int]] = {}
         pieces = sorted(vocabulary)
-        for phrase in dict.fromkeys(phrases):
-            reached, within_words = {0, 1} if phrase[:1] == SPACE else {0}, SPACELESS.match(phrase) is not None
-            if within_words:  # then pieces may begin before the phrase, and contain it
-                ends = {token: _overlap(piece, phrase) for piece, token in vocabulary.items()}
-                edges |= {("", token): phrase[:length] for token, length in ends.items() if length}
-                reached |= set(ends.values())
-                bans.setdefault("", []).extend(token for piece, token in vocabulary.items() if phrase in piece)
-            for start in range(int(within_words), len(phrase)):
-                if start not in reached:
-                    continue
-                for end in range(start + 1, len(phrase)):
-                    token = vocabulary.get(phrase[start:end])
-                    if token is not None:
-                        reached.add(end)
-                        edges[phrase[:start], token] = phrase[:end]
-                if completing := [vocabulary[piece] for piece in _ending(phrase[start:], pieces, within_words)]:
-                    bans.setdefault(phrase[:start], []).extend(completing)
-        return cls(edges, bans, [token for piece, token in vocabulary.items() if kind_of(piece[-1]) == "."])
+        for phrase in self._phrases:
+            for end in range(1, len(phrase)):
+                rest = phrase[end:]
+                longer = _starting_with(rest, pieces)
+                if tokens := [vocabulary[piece] for piece in longer if _ends_at(phrase, piece[len(rest) :])]:
+                    bans.setdefault(phrase[:end], []).extend(tokens)
+        return bans
 
-    @property
-    def always(self) -> tuple[int, ...]:
-        """Return the tokens that are a whole phrase, which are banned in every state."""
-        return tuple(self._bans.get("", ()))
+    def _completes(self, text: str) -> bool:
+        """Check if a text starts with a phrase."""
+        for end in range(1, len(text) + 1):
+            start = text[:end]
+            if start in self._phrases and _ends_at(start, text[end:]):
+                return True
+            if start not in self._starts:
+                return False
+        return False
 
     def within(self, vocabulary: Ids) -> Self:
         """Replace each token by its position in a vocabulary, and leave out the tokens that the vocabulary lacks."""
         position = {token: i for i, token in enumerate(vocabulary.tolist())}
-        edges = {(text, position[t]): longer for (text, t), longer in self._edges.items() if t in position}
-        bans = {text: [position[t] for t in tokens if t in position] for text, tokens in self._bans.items()}
-        return type(self)(edges, bans, [position[token] for token in self._signs if token in position])
+        other = copy(self)
+        other._pieces = {i: self._pieces[token] for token, i in position.items() if token in self._pieces}
+        other._bans = {text: [position[t] for t in tokens if t in position] for text, tokens in self._bans.items()}
+        other._begun = {position[token]: begun for token, begun in self._begun.items() if token in position}
+        other.always = tuple(position[token] for token in self.always if token in position)
+        return other
 
     def after(self, state: frozenset[str], token: int) -> frozenset[str]:
         """Advance a state by one token."""
-        start, initial = self._edges.get(("", token)), START if token in self._signs else NOTHING
-        if not state:
-            return initial if start is None else initial | {start}
-        texts = {self._edges.get((text, token)) for text in state} | {start}
-        return initial | {text for text in texts if text is not None}
+        begun, piece = self._begun.get(token, NOTHING), self._pieces.get(token)
+        if not state or piece is None:
+            return begun
+        return begun.union(self._starts.intersection([text + piece for text in state]))
 
     def banned(self, state: frozenset[str]) -> set[int]:
         """Return the tokens that may not follow in this state, besides those of `always`."""
@@ -300,20 +305,25 @@ class Forbidden:
         return False
 
 
-def _overlap(piece: str, phrase: str) -> int:
-    """Count the characters at the end of a piece that are the start of a phrase, but not the whole phrase."""
-    return next((size for size in range(len(phrase) - 1, 0, -1) if piece.endswith(phrase[:size])), 0)
+def _ends_at(phrase: str, rest: str) -> bool:
+    """Check if a phrase is whole before the rest of a piece. A letter, digit or hyphen would make it part of a word."""
+    return not rest or kind_of(rest[0]) == "." or SPACELESS.match(phrase) is not None
 
 
-def _ending(text: str, pieces: Sequence[str], within_words: bool) -> Iterator[str]:
-    """Yield the piece `text` itself, and longer pieces in which a sign follows, such as "dog."; with `within_words`,
-    all longer ones. pieces: sorted."""
-    first = bisect_right(pieces, text)
-    if first and pieces[first - 1] == text:
-        yield text
-    for piece in takewhile(lambda piece: piece.startswith(text), islice(pieces, first, None)):
-        if within_words or kind_of(piece[len(text)]) == ".":
-            yield piece
+def _starting_with(text: str, pieces: Sequence[str]) -> Iterator[str]:
+    """Yield the pieces that start with a text. pieces: sorted."""
+    return takewhile(lambda piece: piece.startswith(text), islice(pieces, bisect_left(pieces, text), None))
+
+
+def _endings(piece: str) -> Iterator[str]:
+    """Yield what follows each character of a piece. After a sign, a phrase may start as after a space."""
+    if BYTE.fullmatch(piece):
+        return
+    for start, character in enumerate(piece, 1):
+        if start < len(piece):
+            yield piece[start:]
+        if kind_of(character) == "." and character != SPACE:
+            yield SPACE + piece[start:]
 
 
 class Watch(Follower):

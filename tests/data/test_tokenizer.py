@@ -279,6 +279,27 @@ def test_an_existing_model_brings_its_own_ids(foreign: Callable[..., Path]) -> N
     assert tokenizer.decode([*ids, tokenizer.pad]) == ENGLISH[0]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_names_of_special_pieces_change_nothing(foreign: Callable[..., Path], kind: str) -> None:
+    options = {"model_type": kind, "hard_vocab_limit": kind in {"bpe", "unigram"}}
+    plain = Tokenizer.load(foreign(**options))
+    renamed = Tokenizer.load(foreign(**options, unk_piece="UNK", bos_piece="[CLS]", eos_piece="END", pad_piece="PAD"))
+    lines = [f"the {odd} sees the \u2603 zebrafinch ." for odd in ODD] + ENGLISH[:20]
+    assert plain.surfaces(lines) == renamed.surfaces(lines)
+    for line in lines:
+        (ids,) = plain.encode([line])
+        assert [plain.pieces(ids), plain.surfaces_of(line, ids)] == [
+            renamed.pieces(ids),
+            renamed.surfaces_of(line, ids),
+        ]
+        assert [plain.id_of(piece) for piece in plain.pieces(ids)] == [
+            renamed.id_of(piece) for piece in plain.pieces(ids)
+        ]
+    assert plain.vocabulary() == renamed.vocabulary()
+    assert plain.boundary().tolist() == renamed.boundary().tolist()
+    assert plain.pieces([plain.unk, plain.eos, plain.pad]) == ["<unk>", "</s>", "<pad>"]
+
+
 def test_only_the_sides_that_are_sampled_need_a_model_that_can(foreign: Callable[..., Path], tmp_path: Path) -> None:
     characters = foreign(model_type="char", hard_vocab_limit=False).rename(tmp_path / "characters.model")
     assert existing(foreign(), characters, sampling=0.1, sampling_sides="source").source.can_sample()
@@ -334,8 +355,15 @@ def test_a_tokenizer_is_the_same_each_time(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_what_is_no_usable_model_is_refused(foreign: Callable[..., Path], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="lacks <s> or </s>"):
-        Tokenizer.load(foreign(bos_id=-1))
+    for options, message in (
+        ({"bos_id": -1}, "foreign.model: the SentencePiece model lacks <s> or </s>"),
+        ({"add_dummy_prefix": False}, "does not put \u2581 before each word; train it without add_dummy_prefix=false"),
+        ({"treat_whitespace_as_suffix": True}, "does not put \u2581 before each word"),
+        ({"eos_piece": "<eos>", "user_defined_symbols": ["</s>"]}, "has </s> as an ordinary piece"),
+        ({"unk_piece": "[UNK]", "user_defined_symbols": ["<unk>"]}, "has <unk> as an ordinary piece"),
+    ):
+        with pytest.raises(UserError, match=message):
+            Tokenizer.load(foreign(**options))
     (tmp_path / "x.model").write_bytes(b"not a model")
     with pytest.raises(UserError, match=r"x\.model: is not a SentencePiece model"):
         Tokenizer.load(tmp_path / "x.model")

@@ -120,12 +120,27 @@ def test_a_glossary_holds_for_whole_words_and_the_longest_phrase(translator: Tra
         assert again.text == both.text
 
 
+def trained(lines: list[str], *overrides: str) -> Tokenizer:
+    config = values_of("train", [*overrides])["tokenizer"]
+    settings = TypeAdapter(TokenizerConfig).validate_python(config)
+    return make_tokenizers(settings, lambda: iter(lines), lambda: iter(lines)).target
+
+
 @pytest.fixture(scope="module")
 def chinese() -> Tokenizer:
     lines = ["我们今天去学校。", "他的学校很大。", "学校在哪里。", "我买了一本书。", "这本书很好看。"]
-    config = values_of("train", ["tokenizer.vocab_size=40"])["tokenizer"]
-    settings = TypeAdapter(TokenizerConfig).validate_python(config)
-    return make_tokenizers(settings, lambda: iter(lines), lambda: iter(lines)).target
+    return trained(lines, "tokenizer.vocab_size=40")
+
+
+def test_phrases_of_bytes_are_forbidden_too() -> None:
+    tokenizer = trained(["a dog", "a cat"] * 9, "tokenizer.vocab_size=275", "tokenizer.byte_fallback=true")
+    spelled = ["".join(tokenizer.pieces(tokenizer.encode_phrase(phrase))) for phrase in ("d\u00f6g", "\u72ac", "dog")]
+    forbidden = Forbidden(spelled, tokenizer.vocabulary())
+    found = [
+        forbidden.contained(tokenizer.encode([line])[0])
+        for line in ("a d\u00f6g", "\u9ce5\u72ac", "a dog", "a d\u00e4g", "\u72ad", "a \u00f6dog")
+    ]
+    assert found == [True, True, True, False, False, False]  # bytes of a letter are no sign before a phrase
 
 
 def test_phrases_of_a_language_without_spaces_are_found_within_a_sentence(chinese: Tokenizer) -> None:
@@ -133,12 +148,12 @@ def test_phrases_of_a_language_without_spaces_are_found_within_a_sentence(chines
     assert chinese.decode(phrase) == "学校"
     assert occurrences(tokens, phrase, chinese.boundary()) == 2
     assert occurrences(tokens, chinese.encode_phrase("今天"), chinese.boundary()) == 1
-    forbidden = Forbidden.spelled(["学校"], chinese.vocabulary())
+    forbidden = Forbidden(["学校"], chinese.vocabulary())
     assert forbidden.contained(tokens)
     assert not forbidden.contained(chinese.encode(["我们去大学。"])[0])
     names = ["▁", "学", "校", "▁学校在", "去学", "校大", "学校", "大学", "▁学"]
     numbers = {piece: token for token, piece in enumerate(names)}
-    watch = Forbidden.spelled(["学校"], numbers)
+    watch = Forbidden(["学校"], numbers)
     for pieces in (
         ["▁学校在"],
         ["去学", "校"],
