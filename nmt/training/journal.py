@@ -29,6 +29,7 @@ from nmt.training.validation import Sample
 from nmt.translate.heatmap import draw_alignment, save, to_array
 
 IDS = "trackers.json"  # in the run directory: the identifiers of the run in W&B and MLflow
+EVENTS = "events.out.tfevents"  # TensorBoard's files are named EVENTS.SECOND.HOST.PROCESS.NUMBER
 PROJECT = "nmt"  # W&B's project and MLflow's experiment, unless an environment variable of the tracker names another
 MAX_TAG = 64  # W&B's limit of a tag's characters
 MAX_PARAMS = 100  # MLflow's limit of parameters in a request
@@ -64,6 +65,8 @@ class Journal:
             self._run.update_json(self._run.path / IDS, {name: one.id for name, one in self._trackers.items()})
         truncate_after(self._run.metrics, logged_step, validated)
         if {"tensorboard", "wandb"} & {*loggers}:
+            with named_errors(self._run.tensorboard):
+                sort_before_now(self._run.tensorboard)
             # purge_step hides the events that a killed run wrote after logged_step, so that no curve runs back.
             self._events = SummaryWriter(str(self._run.tensorboard), purge_step=logged_step + 1)
         self._bar = tqdm(
@@ -259,6 +262,19 @@ def truncate_after(path: Path, step: int, validated: int) -> None:
             if values["step"] <= min(last, step):
                 lines.append(line)
     write_atomically(path, "".join(f"{line}\n" for line in lines).encode("utf-8"))
+
+
+def sort_before_now(folder: Path) -> None:
+    """Rename TensorBoard's files in a folder, if necessary, so that their names sort before that of a file opened now.
+
+    TensorBoard reads files in the order of their names, which begin with the second in which a file was opened. So if
+    the clock was set back, it would take a resumed run's values for older ones, and hide them.
+    """
+    files = sorted(folder.glob(f"{EVENTS}.*"))
+    if files and files[-1].name.removeprefix(f"{EVENTS}.") >= f"{int(time.time()):010d}":
+        for number, file in enumerate(files):
+            _, _, rest = file.name.removeprefix(f"{EVENTS}.").partition(".")
+            file.rename(folder / f"{EVENTS}.{number:010d}.{rest}")
 
 
 def check_packages(loggers: Iterable[str]) -> None:

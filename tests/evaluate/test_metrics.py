@@ -9,22 +9,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
-<<<<<<< HEAD:tests/evaluate/test_metrics.py
 from nmt.evaluate.metrics import METRICS, ScoreSettings, count, score, score_by_length, tokenizer_for
-=======
-from nmt.evaluate.bleu import (
-    FORMULAS,
-    METRICS,
-    ScoreSettings,
-    bleu_metric,
-    count,
-    score,
-    score_by_length,
-    sentence_bleu,
-    stored_counts,
-    tokenizer_for,
-)
->>>>>>> front:tests/evaluate/test_bleu.py
 
 ENGLISH = (
     ["The cat sat on the Mat.", "He didn't say: 'no' (twice)!", "A red car stops here , now .", ""],

@@ -66,6 +66,8 @@ def test_a_signal_saves_and_the_run_goes_on_as_if_nothing_had_been(
     assert train(train_config(*STEPS), run, []) == 0
     assert same(weights(run), weights(whole))
     assert metrics(run) == metrics(whole)
+    best = Path("checkpoints", "best.safetensors")
+    assert (run / best).read_bytes() == (whole / best).read_bytes()
 
 
 def test_the_time_left_counts_only_what_this_process_has_done(

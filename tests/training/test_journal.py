@@ -2,7 +2,6 @@
 
 import errno
 import html
-import itertools
 import json
 import re
 import sys
@@ -47,13 +46,6 @@ def curve(run: Path, tag: str = "train/loss") -> list[tuple[int, float]]:
     return [(step, float(value)) for step, value in read(run, tag)]
 
 
-@pytest.fixture(autouse=True)
-def sortable_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give the counter in file names a fixed width: TensorBoard reads files of one second in the order of names."""
-    event_files = "tensorboard.summary.writer.event_file_writer"
-    monkeypatch.setattr(f"{event_files}._global_uid", SimpleNamespace(get=itertools.count(1000).__next__))
-
-
 def write(run: Path, logged_step: int, steps: range, value: float) -> None:
     with Journal(RunDirectory(run), config_of()) as opened:
         opened.begin(logged_step, logged_step, 0, 10)
@@ -79,6 +71,16 @@ def test_a_resumed_run_supersedes_what_came_after_its_checkpoint(tmp_path: Path)
     assert shown() == [*values[:7], (7, 3), (8, 3)]
     write(tmp_path, -1, range(2), value=4)
     assert shown() == [(0, 4), (1, 4)]
+
+
+def test_a_clock_that_was_set_back_hides_no_later_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time()
+    for begun, ahead in ((0, 0), (5, -86_400), (8, 3_600), (11, 60), (14, 60)):
+        monkeypatch.setattr(time, "time", lambda ahead=ahead: now + ahead)
+        write(tmp_path, begun - 1, range(begun, begun + 5), value=begun)
+    later = [(step, 5 * (5 <= step < 8) + 8 * (8 <= step < 11) + 11 * (11 <= step < 14)) for step in range(14)]
+    assert curve(tmp_path) == [*later, *((step, 14) for step in range(14, 19))]
+    assert len(list((tmp_path / "tensorboard").iterdir())) == 5
 
 
 def test_lines_that_will_be_written_again_are_removed(tmp_path: Path) -> None:
