@@ -18,8 +18,8 @@ ROOMS: dict[str, str] = {  # room -> rooms that it may import
     "evaluate": "config system data translate explain",
     "explain": "config system data ops attention model translate",
     "compare": "config system data translate evaluate explain",
-    "serve": "config system attention translate explain",
-    "export": "config system data model translate",
+    "serve": "config system attention translate evaluate explain",
+    "export": "config system data model translate evaluate",
 }
 MAX_FLOORS = 11
 PACKAGE = Path(nmt.__file__).parent

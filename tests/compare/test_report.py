@@ -12,7 +12,6 @@ import pytest
 from forks import call
 from made_runs import REFERENCES, make_run, worsened, write
 
-from nmt.compare.compare import Ranking
 from nmt.compare.jobs import mark_sweep
 from nmt.compare.report import compare_runs, gather, tables, write_comparison
 from nmt.config.errors import UserError
@@ -190,7 +189,7 @@ def test_a_sweep_that_is_not_finished_says_how_many_runs_are_missing() -> None:
 def test_the_metric_that_ranks_has_a_column() -> None:
     make_run(Path("a"), worsened(8), "attention=none")
     make_run(Path("b"), worsened(2))
-    printed = write_comparison(["a", "b"], Path("out"), ranking=Ranking("ter"), **QUICK)
+    printed = write_comparison(["a", "b"], Path("out"), metric="ter", **QUICK)
     (found,) = json.loads(Path("out/comparison.json").read_text())["comparisons"]
     best = found["systems"][0]
     assert f"{best['ter']:.2f} ± {best['ter_ci']:.2f}" in printed

@@ -22,7 +22,7 @@ from nmt.training.job import train
 
 LINES = ["the cat sleeps .", "", "a small dog sees the red house .", "x", "the"]
 TARGETS = ["le chat dort .", "", "un petit chien voit la maison rouge .", "x", ""]
-SETTINGS = score_settings(Evaluation(tokenize="auto", lowercase=False), "fr")
+SETTINGS = score_settings(Evaluation(metrics=["bleu", "chrf", "ter"], tokenize="auto", lowercase=False), "fr")
 MEMBERS = {
     "bahdanau": ["attention=bahdanau"],
     "luong": ["attention=luong_general", "encoder=lstm", "decoder=lstm", "decoder.layers=2", "seed=2"],
