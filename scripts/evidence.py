@@ -207,6 +207,11 @@ def _equal(recorded: Any, again: Any) -> bool:  # noqa: ANN401
     return bool(recorded == again)
 
 
+def _equal(a: Any, b: Any) -> bool:  # noqa: ANN401
+    """Whether two figures are equal, except for the last digits of a p value, which depend on the processor."""
+    return math.isclose(a, b, rel_tol=1e-9) if isinstance(a, float) and isinstance(b, float) else a == b
+
+
 def _leaves(name: str, value: Any) -> list[tuple[str, Any]]:  # noqa: ANN401
     """List the figures in nested lists and mappings, each with its place, such as "systems[0].bleu"."""
     if isinstance(value, dict):

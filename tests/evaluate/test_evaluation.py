@@ -26,17 +26,10 @@ def run(trained_run: Path) -> RunDirectory:  # noqa: F811
 
 @pytest.mark.parametrize(("language", "expected"), [("de", "13a"), ("zh", "zh")])
 def test_the_tokenizer_follows_the_target_language_unless_given(language: str, expected: str) -> None:
-    assert (
-        score_settings(Evaluation(metrics=["bleu", "chrf", "ter"], tokenize="auto", lowercase=True), language).tokenize
-        == expected
-    )
-    assert (
-        score_settings(Evaluation(metrics=["bleu", "chrf", "ter"], tokenize="none", lowercase=True), language).tokenize
-        == "none"
-    )
-    assert score_settings(
-        Evaluation(metrics=["bleu", "chrf", "ter"], tokenize="auto", lowercase=True), language
-    ).lowercase
+    given = {"metrics": ["bleu", "chrf", "ter"], "lowercase": True}
+    assert score_settings(Evaluation(tokenize="auto", **given), language).tokenize == expected
+    assert score_settings(Evaluation(tokenize="none", **given), language).tokenize == "none"
+    assert score_settings(Evaluation(tokenize="auto", **given), language).lowercase
 
 
 def test_scores_are_those_of_the_written_translations(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +41,7 @@ def test_scores_are_those_of_the_written_translations(run: RunDirectory, monkeyp
     _, references, _ = run.held_out("test")
     again = score(written, references, settings)
     assert (result["bleu"], result["chrf"], result["ter"]) == tuple(
-        round(value, 4) for value in (again.bleu, again.chrf or 0, again.ter or 0)
+        round(again[name], 4) for name in ("bleu", "chrf", "ter")
     )
     assert json.loads(run.results.read_text())["test"] == result
     assert result["sentences"] == 8

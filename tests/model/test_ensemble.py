@@ -23,7 +23,8 @@ PENALTY, CPU = Scorer("average", 1.0), torch.device("cpu")
 def members() -> list[Seq2Seq]:
     """Make four models: hypotheses share the memory of their sentence in the first but not in the second, the third
     attends with its first layer, the fourth has no attention."""
-    monotonic = attention("normed_additive", normalizer={"kind": "monotonic", "noise": 1.0, "initial_offset": 1.0})
+    normalizer = {"kind": "monotonic", "noise": 1.0, "initial_offset": 1.0, "outside_training": "stop"}
+    monotonic = attention("normed_additive", normalizer=normalizer)
     models = [
         model_of(attention=attention("dot")),
         model_of(encoder__cell="lstm", decoder__cell="lstm", decoder__layers=2, attention=monotonic),
