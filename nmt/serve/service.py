@@ -231,7 +231,9 @@ class Service:
     ) -> list[list[Translation]]:
         targets = [target] if isinstance(target, str) else target
         if len(targets) != len(texts):
-            raise UserError(f"target: {len(targets)} translations of {len(texts)} texts")
+            raise UserError(
+                f"target: one translation of each text is expected, {len(texts)} in all, not {len(targets)}"
+            )
         tokens = [
             max(model.count_tokens(line, f"target {number}", "target"), model.count_tokens(text, f"text {number}"))
             for number, (text, line) in enumerate(zip(texts, targets, strict=True), 1)

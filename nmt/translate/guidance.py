@@ -113,7 +113,7 @@ def _check(controls: Controls, lines: int, translator: "Translator") -> None:
         raise TypeError("constraints and forbidden: a list of phrases is expected, not a string")
     for key, values in (("constraints", controls.get("constraints")), ("prefixes", controls.get("prefixes"))):
         if values is not None and len(values) != lines:
-            raise UserError(f"{key}: {len(values)} for {lines} lines; give one for each line")
+            raise UserError(f"{key}: one for each line is expected, {lines} in all, not {len(values)}")
     if prefix and controls.get("prefixes") is not None:
         raise UserError("prefix starts all translations, and prefixes each of them; give only one of the two")
     target = translator.tokenizers.target
@@ -148,7 +148,7 @@ def _encode(
         needed = len(tokens) * max(0, times - occurrences(prefix, tokens, translator.boundary))
         if needed > room:
             after = " after its prefix" if prefix else ""
-            reason = f"for which the limit of {limit} tokens (search.max_length, search.max_ratio) leaves no room"
+            reason = f"for which a length of at most {limit} (search.max_length, search.max_ratio) leaves no room"
             problems.append(f"{_quoted(phrase.text)}, {reason}{after}")
             continue
         room -= needed
@@ -209,7 +209,9 @@ def _check_attend(attend: Attend, length: int) -> None:
                 )
             continue
         if len(target) != length:
-            raise UserError(f"attend: step {step} has {len(target)} weights for {length} source tokens")
+            raise UserError(
+                f"attend: step {step} needs a weight for each source token, {length} in all, not {len(target)}"
+            )
         total = sum(target)
         if not all(weight >= 0 for weight in target) or not math.isfinite(total) or total > 1 + ROUNDING:
             raise UserError(f"attend: the weights of step {step} must not be negative, nor sum to more than 1")

@@ -64,7 +64,7 @@ class MinimumBayesRisk(Search[schema.MinimumBayesRisk]):
     def check_nbest(self, n: int) -> None:
         size = self.settings.n_candidates
         if n > size:
-            raise UserError(f"nbest={n}: more than the {size} candidates; set search.n_candidates={n}")
+            raise UserError(f"nbest={n}: more than search.n_candidates={size}; set search.n_candidates={n}")
 
     def best(self, candidates: "list[Translation]", n: int) -> "list[Translation]":
         """Choose the n distinct candidates with the greatest mean similarity to the others. This mean becomes their

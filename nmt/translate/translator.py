@@ -6,6 +6,7 @@ prepared model, and decodes the hypotheses. Shapes: S source positions, T target
 """
 
 import html
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 
     from nmt.translate.shortlist import Shortlist
 
+log = logging.getLogger(__name__)
 EXTRA_TOKENS = 10  # a translation may be this much longer than search.max_ratio times its source
 MIN_THREAD_TOKENS = 1024  # least work of a thread, in source tokens x hypotheses per sentence: less does not pay
 T = TypeVar("T")
@@ -252,6 +254,7 @@ class Translator:
         if self.model.training:
             self.invalidate_prepared()
         sources, pieces = self.encode(lines, first_line)
+        self._warn_of_short(sources, first_line)
         with self._counting:
             first, self._translated = self._translated, self._translated + len(lines)
         guidance = make_guidance(self, lines, sources, controls, first_line) if controls else Guidance()
@@ -287,7 +290,9 @@ class Translator:
         `first_line`. attend: see nmt.translate.guidance.Controls.
         """
         if len(sources) != len(targets):
-            raise UserError(f"there are {len(sources)} sources and {len(targets)} translations to score")
+            raise UserError(
+                f"sources: {len(sources)}, translations: {len(targets)}; give one translation of each source"
+            )
         source_ids, source_pieces = self.encode(sources, first_line)
         limit = self.settings.max_source_length
         target_ids, target_pieces = encode_lines(self.tokenizers.target, targets, limit, "translation", first_line)
@@ -367,6 +372,23 @@ class Translator:
     def limit(self, length: int) -> int:
         """Return the maximum number of tokens, including </s>, in a translation of `length` source tokens."""
         return min(self.settings.max_length, int(self.settings.max_ratio * length) + EXTRA_TOKENS)
+
+    def _warn_of_short(self, sources: Sequence[list[int]], first_line: int) -> None:
+        """Warn of sources whose translations are too short for search.min_length, because of search.max_ratio."""
+        least = self.settings.min_length
+        short = [
+            i for i, source in enumerate(sources, first_line) if len(source) > 1 and self.limit(len(source)) < least
+        ]
+        if short:
+            others = f" and {len(short) - 1} more" if len(short) > 1 else ""
+            log.warning(
+                "line %d%s: shorter than search.min_length=%d, as search.max_ratio=%g allows no more; raise "
+                "search.max_ratio",
+                short[0],
+                others,
+                least,
+                self.settings.max_ratio,
+            )
 
     @cached_property
     def boundary(self) -> Flags:

@@ -194,8 +194,8 @@ def test_no_prefix_is_none_or_empty(translator: Translator) -> None:
 IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"constraints": [["le chien", "chat"]], "forbidden": ["chien"]}, "'le chien', which holds a forbidden"),
     ({"constraints": [["☃", "chat"]]}, "'☃', which holds characters that the tokenizer does not know"),
-    ({"constraints": [["chat", "le chien " * 30]]}, "for which the limit of"),
-    ({"constraints": [["chat"] * 2 + ["dort"] * 99]}, "'dort', for which the limit of"),
+    ({"constraints": [["chat", "le chien " * 30]]}, "for which a length of at most"),
+    ({"constraints": [["chat"] * 2 + ["dort"] * 99]}, "'dort', for which a length of at most"),
     ({"constraints": [["chat"]], "prefixes": ["le chien"], "forbidden": ["chien"]}, "which holds a forbidden phrase"),
     ({"constraints": [["chat"]], "prefixes": ["☃"]}, "its prefix '☃', which holds characters"),
     ({"constraints": [["chat", " "]]}, "'', which is empty"),
@@ -217,7 +217,7 @@ def test_what_is_impossible_is_left_out_with_a_warning(
 def test_constraints_that_a_prefix_leaves_no_room_for(translator: Translator, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         translator.translate(["the"], prefixes=["le chien " * 20], constraints=[["le chien", "chat"]])
-    assert "'chat', for which the limit of 14 tokens" in caplog.text
+    assert "'chat', for which a length of at most 14 " in caplog.text
     assert "leaves no room after its prefix" in caplog.text
     assert "'le chien'" not in caplog.text  # the prefix already contains it
 
@@ -272,7 +272,7 @@ def test_unknown_arguments_are_refused(translator: Translator) -> None:
     for name, hint in (("forbiden", "did you mean 'forbidden'"), ("beam_size", r"belong to Translator\.load")):
         with pytest.raises(UserError, match=f"{name}: unknown argument of a translation; .*{hint}"):
             translator.translate(["the cat"], **{name: ["chat"]})  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="1 sources and 2 translations"):
+    with pytest.raises(UserError, match="sources: 1, translations: 2; give one"):
         translator.score(["the cat"], ["le chat", "le"])
     with pytest.raises(UserError, match="nbest=0: less than one"):
         translator.translate_nbest(["the cat"], 0)
@@ -389,8 +389,8 @@ def test_a_text_is_continued(steered: Translator) -> None:
         ({"attend": {0: 99}}, "step 0 attends to position 99, but the source has positions 0 to"),
         ({"attend": {0: -1}}, "step 0 attends to position -1"),
         ({"attend": {-1: 0}}, "step -1 does not exist"),
-        ({"attend": {2: [0.5]}}, "step 2 has 1 weights for"),
-        ({"attend": {2: [2.0] + [0.0] * 50}}, "step 2 has 51 weights for"),
+        ({"attend": {2: [0.5]}}, "step 2 needs a weight for each source token, .* not 1"),
+        ({"attend": {2: [2.0] + [0.0] * 50}}, "step 2 needs a weight for each source token, .* not 51"),
         ({"prefix": ["not a piece"]}, "'not a piece' is no piece"),
         ({"prefix": ["</s>"]}, "'</s>' is no piece"),
     ],

@@ -70,7 +70,7 @@ def test_candidates_of_equal_text_count_once(run: Path) -> None:  # noqa: F811
         ({"coverage_penalty": -1}, "search.coverage_penalty=-1: input should be greater than or equal to 0"),
         ({"kind": "greedy", "coverage_penalty": 1}, "search.coverage_penalty: unknown key"),
         (MBR | {"utility": "rouge"}, "search.utility=rouge: not one of chrf, bleu"),
-        (MBR | {"n_candidates": 1}, "nbest=2: more than the 1 candidates; set search.n_candidates=2"),
+        (MBR | {"n_candidates": 1}, "nbest=2: more than search.n_candidates=1; set search.n_candidates=2"),
         ({"kind": "greedy"}, "nbest=2: greedy search returns one; use search=beam search.beam_size=2"),
     ],
 )
