@@ -24,7 +24,7 @@ from zipfile import ZIP_LZMA, ZipFile
 
 import numpy as np
 
-from nmt.compare.compare import Comparison, compare, find, group
+from nmt.compare.compare import ALL, Comparison, compare, find, group
 from nmt.compare.entry import Entry, HeldOut, Training, describe_machine, read_metrics, read_run, read_settings
 from nmt.compare.report import tables, write_files
 from nmt.config.compose import flatten
@@ -48,8 +48,12 @@ SPLITS = ("validation", "test")
 NOT_PACKED = ("by_length", "search", "directions")  # keys of the results that follow from the other values
 SPEEDS = "benchmark.json"  # file with the speed of every preset, beside the files of the runs
 COMPARISON = "comparison"  # folder of the comparison, beside the files of the runs
+PAIRS = "pairs.json"  # the differences of all pairs, in the folder of the comparison
+CHECKED = ("budget", "machines", "systems", "differences", "unequal", "runs")  # keys of a comparison
+SAMPLES = 10_000  # bootstrap samples, and trials of the randomisation
 REFERENCE_LENGTH = 1  # column of BLEU's statistics with the number of tokens of the reference
 ROUNDING = 1e-4  # largest difference between a recorded and a recomputed score that counts as equal
+RELATIVE = 1e-9  # the same for the figures of a comparison, relative to the figure
 
 
 def packed(run: RunDirectory) -> dict[str, Any]:
@@ -149,10 +153,17 @@ def compared(folder: Path, split: str, baseline: str | None) -> Comparison:
         benchmark = read_json(folder / SPEEDS)
         entries = [with_speeds(entry, benchmark) for entry in entries]
     systems = group(entries)
-    if baseline is not None and (base := find(baseline, systems)) is None:
+    base = baseline if baseline in (None, ALL) else find(baseline, systems)
+    if baseline is not None and base is None:
         raise UserError(f"baseline={baseline}: not one of {', '.join(system.name for system in systems)}")
-    settings = {"examples": 0, "sentences": [], "bootstrap_samples": 10000, "randomisation_trials": 10000}
+    settings = {"examples": 0, "sentences": [], "bootstrap_samples": SAMPLES, "randomisation_trials": SAMPLES}
     return {**compare(systems, held_out, split, baseline=baseline and base, **settings), "missing": []}
+
+
+def pairs(folder: Path, split: str) -> list[dict[str, Any]]:
+    """Return the difference of each pair of systems, with its interval and its p before any correction."""
+    kept = ("system", "baseline", "difference", "difference_ci", "p_raw")
+    return [{key: row[key] for key in kept} for row in compared(folder, split, ALL)["differences"]]
 
 
 def table(folder: Path, baseline: str | None) -> int:
@@ -160,6 +171,7 @@ def table(folder: Path, baseline: str | None) -> int:
     comparison = compared(folder, "test", baseline)
     (folder / COMPARISON).mkdir(exist_ok=True)
     write_files(comparison, folder / COMPARISON)
+    write_atomically(folder / COMPARISON / PAIRS, to_json({"pairs": pairs(folder, "test")}, indent=1).encode())
     print(tables(comparison, markdown))
     return 0
 
@@ -188,23 +200,22 @@ def _check_comparison(folder: Path, written: Path) -> int:
     (recorded,) = read_json(written)["comparisons"]
     # Without a named baseline, all pairs were tested, and the recorded baseline is the best system.
     named = recorded["comparisons"] < len(recorded["systems"])
-    again = json.loads(to_json(compared(folder, recorded["split"], recorded["baseline"] if named else None)))
-    wrong = 0
-    for key in ("budget", "machines", "systems", "differences", "runs"):
-        before, after = (dict(_leaves(key, values[key])) for values in (recorded, again))
-        for name in sorted(before.keys() | after.keys()):
-            if not _equal(before.get(name), after.get(name)):
-                wrong += 1
-                print(f"{written}: {name} is {before.get(name)}, the runs give {after.get(name)}")
-    print(f"{written}: {wrong} figures differ")
-    return wrong
+    again = compared(folder, recorded["split"], recorded["baseline"] if named else None)
+    before = {key: recorded.get(key) for key in CHECKED} | read_json(folder / COMPARISON / PAIRS)
+    after = {key: again[key] for key in CHECKED} | {"pairs": pairs(folder, recorded["split"])}
+    figures, recomputed = (dict(_leaves("", json.loads(to_json(values)))) for values in (before, after))
+    wrong = [name for name in figures | recomputed if not _equal(figures.get(name), recomputed.get(name))]
+    for name in wrong:
+        print(f"{folder / COMPARISON}: {name[1:]} is {figures.get(name)}, the runs give {recomputed.get(name)}")
+    print(f"{folder / COMPARISON}: {len(wrong)} figures differ")
+    return len(wrong)
 
 
-def _equal(recorded: Any, again: Any) -> bool:  # noqa: ANN401
-    """Are two figures equal, up to the last bits, in which machines differ?"""
+def _equal(recorded: object, again: object) -> bool:
+    """Are two figures equal, except for the last digits of floats, which the order of sums decides?"""
     if isinstance(recorded, float) and isinstance(again, float):
-        return math.isclose(recorded, again, rel_tol=1e-9)
-    return bool(recorded == again)
+        return math.isclose(recorded, again, rel_tol=RELATIVE)
+    return recorded == again
 
 
 def _equal(a: Any, b: Any) -> bool:  # noqa: ANN401

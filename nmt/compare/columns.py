@@ -178,6 +178,15 @@ def power(comparison: Comparison) -> str:
     return text
 
 
+def unequal(comparison: Comparison) -> str:
+    """Warn of systems whose seeds vary much more than those of the others; empty if there are none."""
+    names = ", ".join(comparison["unequal"])
+    return names and (
+        f"The seeds of {names} vary more than twice as much as those of the others: the tests and intervals there rest "
+        "on few seeds. Train more seeds before you trust a star."
+    )
+
+
 def notes_on_scores(comparison: Comparison) -> str:
     """Explain scores, intervals and tests."""
     samples, trials = comparison["bootstrap_samples"], comparison["randomisation_trials"]

@@ -194,6 +194,10 @@ class Field:
             f"{metric}_sentence_sd": float(samples.std(1, ddof=1).mean()),
         }
 
+    def unequal(self) -> list[str]:
+        """Name the systems whose seeds vary so much more than those of the others that their variance stands out."""
+        return [system.name for system in self.ranked() if self._seeds.stands_out(self._scores(system))]
+
     def differences(self, baseline: System | None) -> list[dict[str, Any]]:
         """Test the difference of each system from the baseline; `p` is corrected for all these tests (Holm 1979).
 
@@ -349,6 +353,7 @@ def compare(
         "systems": [{"rank": rank, **row} for rank, row in enumerate(rows, 1)],
         "differences": differences,
         "comparisons": len(tested),
+        "unequal": field.unequal(),
         "runs": field.run_rows(base),
         "examples": example_sentences(systems, field, held_out, examples, sentences),
     }

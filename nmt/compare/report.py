@@ -130,9 +130,14 @@ def tables(comparison: Comparison, render: Render, in_full: bool = False) -> str
     left_out = set() if in_full else {*columns.IN_FULL, *list(comparison["signatures"])[2:]} - {metric}
     shown = [column for column in columns.system_columns(comparison) if column.key not in left_out]
     escape = table.escaped if render is table.markdown else str
-    named = {**comparison, "baseline": comparison["baseline"] and escape(comparison["baseline"])}
+    named = {
+        **comparison,
+        "baseline": comparison["baseline"] and escape(comparison["baseline"]),
+        "unequal": [*map(escape, comparison["unequal"])],
+    }
     missing = [escape(printable(sentence)) for sentence in comparison["missing"]]
-    parts = [title, *missing, _text_table(comparison, "systems", shown, render), columns.power(named)]
+    parts = [title, *missing, _text_table(comparison, "systems", shown, render)]
+    parts += [columns.power(named), columns.unequal(named)]
     if explained := columns.explained_columns(comparison):
         parts += ["what attention explains:", _text_table(comparison, "systems", explained, render)]
         parts += [columns.EXPLANATION] if in_full else []
@@ -204,7 +209,10 @@ def page(comparison: Comparison, pictures: Mapping[str, Picture]) -> str:
         run_table=_page_table(comparison, "runs", columns.run_columns(comparison)),
         difference_table=_page_table(comparison, "differences", columns.difference_columns(comparison)),
         explained=_page_table(comparison, "systems", columns.explained_columns(comparison)),
-        notes=[columns.power(comparison), columns.notes_on_scores(comparison), columns.notes_on_costs(comparison)],
+        notes=[
+            note(comparison)
+            for note in (columns.power, columns.unequal, columns.notes_on_scores, columns.notes_on_costs)
+        ],
         numbers=numbers,
         marks={name: key(rank) for name, rank in numbers.items()},
         charts=[picture for name, picture in drawn.items() if name not in masking],

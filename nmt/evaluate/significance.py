@@ -21,18 +21,18 @@ are Satterthwaite's (1946).
 
 A variance of two or three scores can be far too small by chance. r_a^2 is therefore the largest of three estimates
 (`SeedVariance`): the variance of A's own scores, the mean variance of all compared systems, and the variance that the
-choice of the sentences alone causes between seeds. docs/comparison.md has the figures of a simulation. If every system
-has one seed, nothing is known of the variance between seeds: Var(D) is the variance over bootstrap samples of the
-sentences, and the two paired tests decide.
+choice of the sentences alone causes between seeds. It has the degrees of freedom of all systems' seeds, unless the
+scores of A vary so much more than those of the others that only A's own seeds tell how much. docs/comparison.md has the
+figures of simulations. If every system has one seed, nothing is known of the variance between seeds: Var(D) is the
+variance over bootstrap samples of the sentences, and the two paired tests decide.
 """
 
 import math
 import os
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from operator import truediv
 from string import ascii_letters
 from typing import Self
 
@@ -48,6 +48,7 @@ ROUNDING = 1e-9  # score differences up to this size count as 0, because the ord
 POWER = 0.8  # probability with which a test finds the difference that it is designed for
 MAX_SEEDS = 1000  # largest number of seeds that `Effect.seeds_needed` tries
 NODES, NODE_WEIGHTS = np.polynomial.legendre.leggauss(100)  # quadrature on [-1, 1]
+UNEQUAL = 4  # a system's variance between seeds stands out if it is so many times the mean variance of the others
 TAIL = 12  # standard deviations up to which a density is integrated; its tail beyond holds less than 1e-30
 BISECTIONS = 45  # number of times that `t_quantile` halves its interval
 
@@ -220,9 +221,9 @@ class SeedVariance:
     below.
     """
 
-    common: float  # mean variance between the scores of a system, at least `of_sentences`
+    pooled: float  # mean variance between the scores of a system
     of_sentences: float  # part of the variance that the choice of the sentences causes
-    freedom: int  # degrees of freedom of `common`; 0 if each system has one seed, so that nothing is known
+    freedom: int  # degrees of freedom of `pooled`; 0 if each system has one seed, so that nothing is known
     systems: int  # number of systems
 
     @classmethod
@@ -237,11 +238,39 @@ class SeedVariance:
             return cls(0.0, 0.0, 0, len(scores))
         pooled = sum((len(scores[index]) - 1) * _variance(scores[index]) for index in several) / freedom
         of_sentences = float(np.mean([_unshared_variance(covariances[index]) for index in several]))
-        return cls(max(pooled, of_sentences), of_sentences, freedom, len(scores))
+        return cls(pooled, of_sentences, freedom, len(scores))
+
+    @property
+    def common(self) -> float:
+        """Return the variance that every system is assumed to have at least."""
+        return max(self.pooled, self.of_sentences)
 
     def of_system(self, scores: Sequence[float]) -> float:
         """Return the variance between seeds of a system with these scores: its own, but at least `common`."""
         return max(_variance(scores), self.common) if len(scores) > 1 else self.common
+
+    def stands_out(self, scores: Sequence[float]) -> bool:
+        """Do these scores of a system vary more than UNEQUAL times as much as those of the other systems?"""
+        own = len(scores) - 1
+        if not 0 < own < self.freedom:
+            return False
+        variance = _variance(scores)
+        others = (self.freedom * self.pooled - own * variance) / (self.freedom - own)
+        return variance > UNEQUAL * max(others, self.of_sentences)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The variance between the seeds of one system in an effect."""
+
+    variance: float
+    seeds: int
+    stands_out: bool  # only the system's own seeds tell how large the variance is
+
+    @property
+    def of_mean(self) -> float:
+        """Compute the variance of the mean over the seeds."""
+        return self.variance / self.seeds
 
 
 @dataclass(frozen=True)
@@ -249,11 +278,15 @@ class Effect:
     """An estimate with its variance: a system's mean score over seeds, or the difference of two systems' means."""
 
     value: float
-    between: float  # variance between seeds, summed over the systems
-    reducible: float  # the part of the variance that more seeds reduce: for n seeds of each system, `between` / n
+    spreads: Sequence[Spread]  # of each system
     shared: float  # the part of the variance that more seeds do not reduce
     seeds: SeedVariance
     sentences: int  # number of sentences in the test set
+
+    @property
+    def reducible(self) -> float:
+        """Compute the part of the variance that more seeds reduce."""
+        return sum(spread.of_mean for spread in self.spreads)
 
     @property
     def variance(self) -> float:
@@ -263,7 +296,12 @@ class Effect:
     @property
     def freedom(self) -> float:
         """Compute the degrees of freedom of the variance (Satterthwaite 1946)."""
-        return self._freedom(self.reducible, self.seeds.freedom)
+        of_sentences = max(self.sentences - 1, 1)
+        if not self.variance or not self.seeds.freedom:
+            return of_sentences
+        pooled = sum(spread.of_mean for spread in self.spreads if not spread.stands_out)
+        own = sum(spread.of_mean**2 / (spread.seeds - 1) for spread in self.spreads if spread.stands_out)
+        return self.variance**2 / (pooled**2 / self.seeds.freedom + own + self.shared**2 / of_sentences)
 
     @property
     def half_width(self) -> float:
@@ -277,7 +315,8 @@ class Effect:
 
     def detectable(self, level: float) -> float:
         """Estimate the true difference that a test at this level finds significant with a probability of 80 %."""
-        return _detectable(self.variance, self.freedom, level)
+        freedom = self.freedom
+        return (t_quantile(1 - level / 2, freedom) + t_quantile(POWER, freedom)) * math.sqrt(self.variance)
 
     def seeds_needed(self, level: float) -> float | None:
         """Estimate how many seeds of all systems make a true difference of size `value` detectable at this level.
@@ -288,24 +327,13 @@ class Effect:
         if not self.seeds.freedom or abs(self.value) <= ROUNDING:
             return None
         counts = range(2, MAX_SEEDS + 1)
-        index = bisect_left(counts, True, key=lambda count: self._detectable_with(count, level) <= abs(self.value))
+        index = bisect_left(counts, True, key=lambda count: self._with(count).detectable(level) <= abs(self.value))
         return counts[index] if index < len(counts) else math.inf
 
-    def _detectable_with(self, count: int, level: float) -> float:
-        """Estimate the detectable difference if all systems had `count` seeds."""
-        reducible = self.between / count
-        return _detectable(reducible + self.shared, self._freedom(reducible, self.seeds.systems * (count - 1)), level)
-
-    def _freedom(self, reducible: float, of_seeds: int) -> float:
-        """Combine the degrees of freedom of the reducible part with those of the shared part."""
-        variance, of_sentences = reducible + self.shared, max(self.sentences - 1, 1)
-        if not variance or not of_seeds:
-            return of_sentences
-        return 1 / ((reducible / variance) ** 2 / of_seeds + (self.shared / variance) ** 2 / of_sentences)
-
-
-def _detectable(variance: float, freedom: float, level: float) -> float:
-    return (t_quantile(1 - level / 2, freedom) + t_quantile(POWER, freedom)) * math.sqrt(variance)
+    def _with(self, count: int) -> "Effect":
+        """Predict the effect if all systems had `count` seeds."""
+        spreads = [replace(spread, seeds=count) for spread in self.spreads]
+        return replace(self, spreads=spreads, seeds=replace(self.seeds, freedom=self.seeds.systems * (count - 1)))
 
 
 def difference(
@@ -339,10 +367,12 @@ def _effect(
 ) -> Effect:
     """Split the variance of an effect: `of_sentences` is the effect's variance over bootstrap samples."""
     unshared = [_unshared_variance(block) if len(block) > 1 else seeds.of_sentences for block in blocks]
-    between = [max(seeds.of_system(scores), least) for scores, least in zip(systems, unshared, strict=True)]
-    counts = [len(scores) for scores in systems]
-    reducible, contained = (sum(map(truediv, variances, counts)) for variances in (between, unshared))
-    return Effect(value, sum(between), reducible, max(of_sentences - contained, 0.0), seeds, sentences)
+    spreads = [
+        Spread(max(seeds.of_system(scores), least), len(scores), seeds.stands_out(scores))
+        for scores, least in zip(systems, unshared, strict=True)
+    ]
+    contained = sum(least / len(scores) for scores, least in zip(systems, unshared, strict=True))
+    return Effect(value, spreads, max(of_sentences - contained, 0.0), seeds, sentences)
 
 
 def _variance(scores: Sequence[float]) -> float:

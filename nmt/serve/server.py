@@ -243,7 +243,8 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the checks of the client."""
         super().connection_made(transport)
-        self._waited, self._check = (self.cycle,), self.loop.call_later(self.seconds, self._cut_if_stalled)
+        self._waited: tuple[object, ...] = (self.cycle,)
+        self._check = self.loop.call_later(self.seconds, self._cut_if_stalled)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the checks."""

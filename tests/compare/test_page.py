@@ -71,6 +71,7 @@ def comparison(text: str = "Mann", **changes: object) -> dict[str, Any]:
     example = {"number": 17, "source": f"A {text} is", "reference": f"Ein {text}", "translations": translations}
     return {
         **{"split": "test", "sentences": 1000, "baseline": "base", "metric": "bleu", "missing": [], "comparisons": 2},
+        "unequal": [],
         "signatures": {"bleu": f"nrefs:1|{text}", "chrf": "c", "ter": "t"},
         **{"bootstrap_samples": 1000, "randomisation_trials": 10000, "systems": systems, "examples": [example]},
         **{"budget": {"updates": 1000, "seconds": 181.0}, "machines": ["a CPU"]},
@@ -144,6 +145,12 @@ def test_cells() -> None:
     full = [text for text in texts if text]
     first, second = (index for index, text in enumerate(full) if text == "baseline")
     assert (full[first + 1], full[second - 1]) == ("base", "base")
+
+
+def test_systems_with_unequal_seeds_are_named() -> None:
+    assert "vary more than twice" not in rendered(comparison())
+    unequal = rendered({**comparison(), "unequal": ["base", "<b>"]})
+    assert "The seeds of base, &lt;b&gt; vary more than twice as much as those of the others" in unequal
 
 
 @pytest.fixture(scope="module")
