@@ -125,7 +125,7 @@ def chinese() -> Tokenizer:
     lines = ["我们今天去学校。", "他的学校很大。", "学校在哪里。", "我买了一本书。", "这本书很好看。"]
     config = values_of("train", ["tokenizer.vocab_size=40"])["tokenizer"]
     settings = TypeAdapter(TokenizerConfig).validate_python(config)
-    return make_tokenizers(settings, lambda: iter(lines), lambda: iter(lines)).target
+    return make_tokenizers(settings, lines, lines).target
 
 
 def test_phrases_of_a_language_without_spaces_are_found_within_a_sentence(chinese: Tokenizer) -> None:
