@@ -12,10 +12,10 @@ import logging
 import re
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property
-from itertools import pairwise, permutations
+from itertools import chain, pairwise, permutations
 from pathlib import Path
 from typing import Any, NamedTuple
 from unicodedata import category, normalize
@@ -42,7 +42,6 @@ NO_RULE_FILE = b"\x1a\x02\x32\x00"  # clears normalizer_spec.normalization_rule_
 CHARACTERS = [chr(code) for code in range(0x30000)]  # characters from U+30000 on have no canonical decomposition
 BYTE_ORDER_MARK = "\ufeff"
 
-Lines = Callable[[], Iterator[str]]
 # Matches the letters of Thai, Lao, Burmese, Khmer, Japanese and Chinese, which write no space between words.
 SPACELESS = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005\u3041-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
@@ -315,7 +314,7 @@ def encode_lines(
 
 
 def make_tokenizers(
-    config: schema.TokenizerConfig, source: Lines, target: Lines, tags: Sequence[str] = ()
+    config: schema.TokenizerConfig, source: Iterable[str], target: Iterable[str], tags: Sequence[str] = ()
 ) -> Tokenizers:
     """Train tokenizers on the lines of both sides, or load the models that the configuration names.
 
@@ -329,7 +328,7 @@ def make_tokenizers(
         check_sampling(config, tokenizers)
         return tokenizers
     if config.joint:
-        joint = _train(config, lambda: (line for side in (source, target) for line in side()), tags)
+        joint = _train(config, chain(source, target), tags)
         return Tokenizers(joint, joint)
     return Tokenizers(_train(config, source, tags), _train(config, target, ()))
 
@@ -343,13 +342,13 @@ def check_sampling(config: schema.FileTokenizer, tokenizers: Tokenizers) -> None
             raise UserError(f"tokenizer.sampling={alpha}: {name} {reason}; set it to 0")
 
 
-def _train(config: schema.TrainedTokenizer, lines: Lines, tags: Sequence[str]) -> Tokenizer:
+def _train(config: schema.TrainedTokenizer, lines: Iterable[str], tags: Sequence[str]) -> Tokenizer:
     model = io.BytesIO()
     symbols: dict[str, Any] = {"user_defined_symbols": [f"{WORD_START}{tag}" for tag in tags]} if tags else {}
     try:
         with _normalization_options(config.normalization) as normalization:
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=(clean(line, config.lowercase).replace(RESERVED, " ") for line in lines()),
+                sentence_iterator=(clean(line, config.lowercase).replace(RESERVED, " ") for line in lines),
                 model_writer=model,
                 model_type=config.kind,
                 vocab_size=config.vocab_size,

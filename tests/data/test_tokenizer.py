@@ -44,7 +44,7 @@ VALUES: dict[str, Any] = {
 
 def train(**changes: Any) -> Tokenizers:  # noqa: ANN401
     config = schema.TrainedTokenizer.model_validate(VALUES | changes)
-    return make_tokenizers(config, lambda: iter(ENGLISH), lambda: iter(FRENCH))
+    return make_tokenizers(config, ENGLISH, FRENCH)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_punctuation_is_split_off_unless_text_is_split_already() -> None:
 
     def cut(split: bool) -> list[str]:
         config = schema.TrainedTokenizer.model_validate(VALUES | {"vocab_size": 60, "split_punctuation": split})
-        return make_tokenizers(config, lambda: iter(lines), lambda: iter(lines)).target.surfaces(lines[:1])[0]
+        return make_tokenizers(config, lines, lines).target.surfaces(lines[:1])[0]
 
     words = ["▁le", "▁t-shirt", "▁d&apos;", "▁eau", "▁,", "▁qu&apos;", "▁elle", "▁a", "▁2x", "▁.", "</s>"]
     assert cut(False) == words
@@ -234,7 +234,7 @@ def test_impossible_sizes_name_a_possible_one(changes: dict[str, Any], message: 
 def test_text_that_trains_no_tokenizer_is_refused(line: str, message: str) -> None:
     config = schema.TrainedTokenizer.model_validate(VALUES)
     with pytest.raises(UserError, match=message):
-        make_tokenizers(config, lambda: iter([line]), lambda: iter([line]))
+        make_tokenizers(config, [line], [line])
 
 
 def test_saved_models_come_back(joint: Tokenizers, tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def existing(source: Path, target: Path | None = None, **sampling: Any) -> Token
     models = {"source_model": str(source), "target_model": target and str(target)}
     values = {"kind": "file", "lowercase": False, "sampling": 0.0, "sampling_sides": "both"}
     config = schema.FileTokenizer.model_validate({**values, **models, **sampling})
-    return make_tokenizers(config, lambda: iter(()), lambda: iter(()))
+    return make_tokenizers(config, (), ())
 
 
 def test_an_existing_model_brings_its_own_ids(foreign: Callable[..., Path]) -> None:
@@ -417,5 +417,5 @@ def test_a_lone_word_start_is_copied_with_its_piece(pieces: list[str], text: str
 def test_lines_with_the_character_that_sentencepiece_reserves_are_trained_on() -> None:
     config = schema.TrainedTokenizer.model_validate(VALUES | {"kind": "word", "vocab_size": 20})
     lines = ["zebra sleeps \u2585"] * 20
-    target = make_tokenizers(config, lambda: iter(lines), lambda: iter(lines)).target
+    target = make_tokenizers(config, lines, lines).target
     assert target.id_of("▁zebra") is not None

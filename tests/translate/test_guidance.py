@@ -123,7 +123,7 @@ def test_a_glossary_holds_for_whole_words_and_the_longest_phrase(translator: Tra
 def trained(lines: list[str], *overrides: str) -> Tokenizer:
     config = values_of("train", [*overrides])["tokenizer"]
     settings = TypeAdapter(TokenizerConfig).validate_python(config)
-    return make_tokenizers(settings, lambda: iter(lines), lambda: iter(lines)).target
+    return make_tokenizers(settings, lines, lines).target
 
 
 @pytest.fixture(scope="module")
