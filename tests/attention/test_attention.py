@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from combinations import ALIGNMENTS, CHOSEN, AnyAttention, Case, attend, configuration
+from combinations import ALIGNMENTS, CHOSEN, NORMALIZERS, AnyAttention, Case, attend, configuration
 from torch import Tensor
 
 from nmt.config.schema import model as schema
@@ -28,10 +28,10 @@ def test_hard_attention_tells_its_choices_in_training_alone() -> None:
     [
         ("alignment", {"kind": "straight_through", "temperature": 0.6}, "temperature", 0.6),
         ("alignment", ALIGNMENTS["sampled"] | {"soft_share": 0.3}, "soft_share", 0.3),
-        ("normalizer", {"kind": "monotonic", "noise": 0.3, "initial_offset": -2.0}, "noise", 0.3),
-        ("normalizer", {"kind": "monotonic", "noise": 0.3, "initial_offset": -2.0}, "offset", -2.0),
-        ("normalizer", {"kind": "mocha", "noise": 0.3, "initial_offset": -2.0, "chunk": 5}, "noise", 0.3),
-        ("normalizer", {"kind": "mocha", "noise": 0.3, "initial_offset": -2.0, "chunk": 5}, "offset", -2.0),
+        ("normalizer", NORMALIZERS["monotonic"] | {"noise": 0.3}, "noise", 0.3),
+        ("normalizer", NORMALIZERS["monotonic"] | {"initial_offset": -2.0}, "offset", -2.0),
+        ("normalizer", NORMALIZERS["mocha"] | {"noise": 0.3}, "noise", 0.3),
+        ("normalizer", NORMALIZERS["mocha"] | {"initial_offset": -2.0}, "offset", -2.0),
         ("score", {"kind": "cosine", "initial_strength": 5.0}, "offset", math.log(math.expm1(5.0))),
     ],
 )

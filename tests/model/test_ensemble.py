@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_model import BOS, EOS, LENGTHS, NONE, PAD, SOURCE, TARGET, attention, model_of
+from test_model import BOS, EOS, LENGTHS, MONOTONIC, NONE, PAD, SOURCE, TARGET, attention, model_of
 from torch import Tensor
 
 from nmt.model.seq2seq import Ensemble, Seq2Seq, log_mean
@@ -23,7 +23,7 @@ PENALTY, CPU = Scorer("average", 1.0), torch.device("cpu")
 def members() -> list[Seq2Seq]:
     """Make four models: hypotheses share the memory of their sentence in the first but not in the second, the third
     attends with its first layer, the fourth has no attention."""
-    monotonic = attention("normed_additive", normalizer={"kind": "monotonic", "noise": 1.0, "initial_offset": 1.0})
+    monotonic = attention("normed_additive", normalizer=MONOTONIC)
     models = [
         model_of(attention=attention("dot")),
         model_of(encoder__cell="lstm", decoder__cell="lstm", decoder__layers=2, attention=monotonic),

@@ -171,7 +171,7 @@ def test_what_cannot_be_served_is_refused_at_the_start(tmp_path: Path) -> None:
     assert "host=0.0.0.0: other machines could use this service; give token=" in refused(demo, "host=0.0.0.0")
     assert f"run={tmp_path}: is not a run directory" in refused(f"run={tmp_path}", "port=0")
     assert "a run is named twice" in refused("run=[demo,demo]", "port=0")
-    assert "limits.header_seconds: was removed" in refused(demo, "limits.header_seconds=1")
+    assert "limits.header_seconds: unknown key; did you mean" in refused(demo, "limits.header_seconds=1")
     assert "token: is blank" in refused(demo, "host=0.0.0.0", "token=' '")
     for token in (" ", "a\nb"):
         assert "NMT_SERVE_TOKEN: is blank or holds control" in refused(demo, NMT_SERVE_TOKEN=token)
