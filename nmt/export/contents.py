@@ -121,7 +121,7 @@ def shared_manifest(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 def _names_a_place(override: str) -> bool:
     key, _, value = override.lstrip("+~").partition("=")
-    if key.startswith(("hydra", "tracking")) or value.startswith("{"):  # a whole section may contain paths
+    if key.startswith("hydra") or value.startswith("{"):  # a whole section may contain paths
         return True
     return key in PATH_KEYS | {"run", "data.corpora"}
 

@@ -75,8 +75,8 @@ class TrainingLoop:
     def fit(self) -> None:
         """Train to the end.
 
-        Raises Interrupted at a signal, and Pruned if the observer returns True. Raises UserError if W&B or MLflow
-        refuses the run, after too many skipped updates, or if a single sentence pair does not fit in memory.
+        Raises Interrupted at a signal, and Pruned if the observer returns True. Raises UserError if W&B refuses
+        the run, after too many skipped updates, or if a single sentence pair does not fit in memory.
         """
         trainer = self.trainer
         begin = partial(self.journal.begin, self.logged_step, self.validated, trainer.step, trainer.total_steps)

@@ -256,7 +256,6 @@ def test_values_of_this_machine_are_left_out(home: Path) -> None:
         "overrides": [
             "data.train=/home/me/t",
             "hydra.run.dir=/x",
-            "tracking.mlflow_uri=http://me:secret@host",
             "training={start_from: /home/me/x}",
             "run=/home/me/secret",
             "seed=2",

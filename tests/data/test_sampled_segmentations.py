@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentencepiece import sentencepiece_model_pb2
 
-from nmt.data import demo, subword_sampling
+from nmt.data import subword_sampling
+from nmt.data.corpus import DemoPairs
 from nmt.data.tokenizer import Tokenizer
 
-ENGLISH, FRENCH, _ = (list(side) for side in zip(*demo.generate(300, 1, 1, 1).train, strict=True))
+ENGLISH, FRENCH, _ = (list(side) for side in zip(*DemoPairs(2, 300), strict=True))
 PLAIN: dict[str, Any] = {"vocab_size": 300}
 MODELS: dict[str, dict[str, Any]] = {
     "plain": PLAIN,

@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 
 from nmt.config.errors import UserError
 from nmt.config.schema import data as schema
-from nmt.data import demo
+from nmt.data.corpus import DemoPairs
 from nmt.data.text import is_blank
 from nmt.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, Tokenizers, copy_unknown, join, make_tokenizers
 from nmt.data.word_alignment import words_of_pieces
 
-ENGLISH, FRENCH, _ = (list(side) for side in zip(*demo.generate(300, 1, 1, 1).train, strict=True))
+ENGLISH, FRENCH, _ = (list(side) for side in zip(*DemoPairs(2, 300), strict=True))
 
 
 VALUES: dict[str, Any] = {

@@ -30,9 +30,10 @@ PENALTIES = [
 ]
 COMMON: dict[str, Any] = {"min_length": 1, "max_length": 9, "max_ratio": 2, "max_source_length": 9}
 COMMON |= {"batch_tokens": 9, "replace_unknown": False}
+BEAM = {"beam_size": 3, "length_penalty": "none", "alpha": 0.0, "stop": "beam", "coverage_penalty": 0.0}
 SECTIONS: dict[str, dict[str, Any]] = {
     "greedy": {},
-    "beam": {"beam_size": 3, "length_penalty": "none", "alpha": 0.0, "stop": "beam", "coverage_penalty": 0.0},
+    "beam": {**BEAM, "cuda_graphs": True},
     "sampling": {"temperature": 1.0, "top_k": 0, "top_p": 1.0},
 }
 

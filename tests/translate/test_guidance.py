@@ -18,7 +18,7 @@ from nmt import Translator
 from nmt.cli.translate import read_controls, with_columns
 from nmt.config.errors import UserError
 from nmt.config.schema.data import TokenizerConfig
-from nmt.data.demo import generate
+from nmt.data.corpus import DemoPairs
 from nmt.data.tokenizer import Tokenizer, make_tokenizers
 from nmt.translate.guidance import Glossary, warn_of_unmet
 from nmt.translate.phrases import Forbidden, occurrences
@@ -39,9 +39,9 @@ def translator(run: Path) -> Translator:  # noqa: F811
 
 @pytest.fixture(scope="module")
 def pairs() -> tuple[list[str], list[str]]:
-    """Generate 40 English and French lines of the demo corpus."""
-    found = generate(0, 40, 0, seed=7).validation
-    return [english for english, _, _ in found], [french for _, french, _ in found]
+    """Read 40 English and French lines of the demo corpus."""
+    found = [*DemoPairs(1000, 40)]
+    return [pair.source for pair in found], [pair.target for pair in found]
 
 
 def phrases_of(lines: list[str], seed: int = 1) -> list[list[str]]:

@@ -232,7 +232,7 @@ def test_word_weights_name_the_words_of_both_sentences(translator: Translator) -
         ({"checkpoint": "worst"}, "checkpoint=worst: not one of best, last"),
         ({"device": "cuda"}, "device=cuda"),
         ({"device": "gpu"}, "device=gpu: not one of auto, cpu, cuda, mps"),
-        ({"precision": "float32"}, "precision=float32: not one of .*; did you mean 'fp32'"),
+        ({"precision": "fp23"}, "precision=fp23: not one of .*; did you mean 'fp32'"),
         ({"threads": 0}, "threads=0: input should be greater than 0"),
         ({"search": "greedy"}, "search=greedy: is a section"),
         ({"precision": "fp16"}, "precision=fp16 needs a CUDA GPU"),

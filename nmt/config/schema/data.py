@@ -14,11 +14,10 @@ from nmt.config.schema.base import (
     Name,
     PathName,
     Section,
-    Seed,
     one_as_list,
 )
 
-DemoSize = Annotated[int, Field(gt=0, le=10_000_000)]  # number of sentences, which are generated in memory
+DemoSize = Annotated[int, Field(gt=0, le=500)]  # sentence pairs for validation or testing of the built-in corpus
 Parts = Annotated[list[PathName], Field(min_length=1), one_as_list]  # files of a split: paths, prefixes or patterns
 # A column of a table, by the name in its header or by its number.
 Column = Annotated[Name, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
@@ -51,10 +50,9 @@ class DemoData(Corpus):
     kind: Literal["demo"]
     source_lang: Literal["en"]
     target_lang: Literal["fr"]
-    train_size: DemoSize
+    train_size: Annotated[int, Field(gt=0, le=16_000)]
     validation_size: DemoSize
     test_size: DemoSize
-    seed: Seed
 
 
 SAME_COLUMN = (

@@ -138,7 +138,7 @@ class Training(Section):
     ema_decay: Probability
 
 
-Logger = Literal["tensorboard", "wandb", "mlflow"]
+Logger = Literal["tensorboard", "wandb"]
 Loggers = Annotated[list[Logger], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
 
 
