@@ -135,7 +135,7 @@ class EvaluationFolder:
             "checkpoint": checkpoint,
             "search": translator.settings.model_dump(),
             "seed": translator.seed,
-            "evaluation": asdict(settings),
+            "evaluation": {**asdict(settings), "metrics": [*settings.metrics]},
             "parameters": sum(parameter.numel() for parameter in translator.model.parameters()),
             "precision": translator.machine.precision_of_search,
             "shortlist": None if shortlist is None else digest({k: v.tolist() for k, v in shortlist.arrays().items()}),

@@ -218,7 +218,7 @@ def test_compare_ranks_runs_and_other_systems(run: Path, home: Path) -> None:
     assert done.returncode == 0, done.stderr.decode()
     title, _, head, _, *others, page = done.stdout.decode().splitlines()
     rows = [*itertools.takewhile(str.strip, others)]
-    assert title.startswith("test: 8 sentences, nrefs:1|case:mixed")
+    assert title.startswith("test: 8 sentences, BLEU nrefs:1|case:mixed")
     assert head.split()[:4] == ["#", "system", "seeds", "BLEU"]
     assert [row.split()[0] for row in rows] == ["1", "2", "3"]
     assert rows[0].split()[1:5] == ["their", "system", "-", "100.00"]

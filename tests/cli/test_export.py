@@ -191,7 +191,7 @@ def test_the_card_says_what_the_model_is(model: Path, home: Path) -> None:
         "`attention=bahdanau`: score `additive`",
         "| Checkpoint | best (update 6) |",
         f"| test | 12 | {own['bleu']:.2f} | {own['chrf']:.2f} | {own['ter']:.2f} | {100 * own['aer']:.1f} % |",
-        f"- BLEU: `{own['signature']}`",
+        f"- BLEU: `{own['signatures']['bleu']}`",
         "](attention-1.png)",
         "nmt-translate run=model.nmt < input > output\nnmt-evaluate run=model.nmt output=scores\n",
         'Translator.load("model.nmt")',

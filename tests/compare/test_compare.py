@@ -301,7 +301,7 @@ def test_an_example_holds_every_system_with_its_alignment(tmp_path: Path) -> Non
     assert by_system["bahdanau"]["text"] == worsened(2)[13]
     assert by_system["bahdanau"]["alignment"]["weights"] == [[90, 10], [5, 95]]
     assert by_system["their system"]["alignment"] is None
-    assert by_system["their system"]["bleu"] == 100.0
+    assert by_system["their system"]["score"] == 100.0
 
 
 def test_an_example_beyond_the_last_is_refused() -> None:

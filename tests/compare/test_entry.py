@@ -30,7 +30,7 @@ def test_a_run_tells_all_that_is_known_of_it() -> None:
     assert read_run(Path("b"), "test")[0].choices == {"attention": "luong_dot", "encoder": "gru"}
     assert entry.aer == pytest.approx(50.0)  # one of two links is right
     assert (entry.parameters, entry.sentences_per_second) == (1234, 50.0)
-    curve = [Validation(10, 1.0, 10.0, 8.0), Validation(20, 2.0, 20.0, 7.0)]
+    curve = [Validation(10, 1.0, {"bleu": 10.0}, 8.0), Validation(20, 2.0, {"bleu": 20.0}, 7.0)]
     machine = "a CPU, fp32, threads=1"
     assert entry.training == Training(60.0, 20, 3000 / 1500, 1000.0, 7.0, machine, curve)  # 3000 tokens per update
     assert entry.training.cost == 40.0
@@ -40,7 +40,7 @@ def test_a_run_tells_all_that_is_known_of_it() -> None:
 def test_what_a_run_has_not_got_is_none() -> None:
     make_run(Path("a"), worsened(3), "attention=none", gold=False, curve=False)
     entry, _ = read_run(Path("a"), "test")
-    assert (entry.aer, entry.word_weights, list(entry.training.curve)) == (None, None, [])
+    assert (entry.aer, entry.word_weights, entry.training.curve("bleu")) == (None, None, [])
     assert (entry.training.seconds, entry.training.update_seconds, entry.training.cost) == (60.0, None, None)
 
 

@@ -94,7 +94,7 @@ def test_what_does_not_compare_is_refused() -> None:
     make_run(Path("c"), REFERENCES, "evaluation.lowercase=true")
     write(make_run(Path("d"), REFERENCES) / "data" / "test.target", [f"{line} !" for line in REFERENCES])
     write(Path("x"), REFERENCES)
-    with pytest.raises(UserError, match="c and a cannot be compared: BLEU is computed differently"):
+    with pytest.raises(UserError, match="c and a cannot be compared: scores are computed differently"):
         gather(["a", "c"], [], "test")
     with pytest.raises(UserError, match="a cannot be compared: the held-out sets differ: line 1 of the references"):
         gather(["a", "d"], [], "test")
@@ -245,4 +245,4 @@ def test_a_line_that_a_kill_cut_short_costs_nothing_else() -> None:
     with (make_run(Path("a"), REFERENCES) / "metrics.jsonl").open("a") as file:
         file.write('{"epoch": 3.0, "validation/bleu": 3')
     (entry,), _ = gather(["a"], [], "test")
-    assert [point.updates for point in entry.training.curve] == [10, 20]
+    assert [point.updates for point in entry.training.curve("bleu")] == [10, 20]

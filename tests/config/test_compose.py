@@ -211,7 +211,7 @@ def test_the_key_within_an_element_of_a_list_is_named(corpora: str, message: str
 def test_text_that_yaml_reads_otherwise_names_the_quotes(value: object, meaning: str) -> None:
     text = format_value(value)
     with pytest.raises(UserError) as caught:
-        validated(Evaluation, {"tokenize": value, "lowercase": False})
+        validated(Evaluation, {"metrics": ["bleu"], "tokenize": value, "lowercase": False})
     assert str(caught.value) == (
         f"tokenize={text}: is read as {meaning}; quote the text: '{text}' in YAML, \"tokenize='{text}'\" in a shell"
     )
