@@ -1,6 +1,7 @@
 """Settings and fixtures of all tests: one thread, a private cache, small configurations."""
 
 import copy
+import gc
 import importlib
 import logging
 import os
@@ -55,6 +56,12 @@ TINY = [
     "precision=fp32",
     "threads=1",
 ]
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from visiting what was imported: out of memory, nmt collects garbage at each attempt."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
