@@ -59,7 +59,7 @@ TINY = [
 
 
 def pytest_collection_finish() -> None:
-    """Keep the garbage collector from visiting what was imported: out of memory, nmt collects garbage at each attempt."""
+    """Keep garbage collection from visiting what was imported; nmt collects garbage when memory runs out."""
     gc.collect()
     gc.freeze()
 
