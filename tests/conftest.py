@@ -1,6 +1,7 @@
 """Settings and fixtures of all tests: one thread, a private cache, small configurations."""
 
 import copy
+import gc
 import importlib
 import logging
 import os
@@ -58,6 +59,12 @@ TINY = [
     "precision=fp32",
     "threads=1",
 ]
+
+
+def pytest_collection_finish() -> None:
+    """Keep garbage collection from visiting what was imported; nmt collects garbage when memory runs out."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

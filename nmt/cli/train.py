@@ -180,7 +180,7 @@ def _exit(number: int, _: object) -> NoReturn:
 
 def _dry_run(config: TrainConfig, overrides: list[str], named: str | None) -> int:
     """Try what a run in the directory `named` would do, but write to Hydra's directory, which is temporary."""
-    from nmt.training.job import dry_run
+    from nmt.training.dry_run import dry_run
 
     sweep.refuse_sweep_options()
     if config.run is not None:
