@@ -1,10 +1,10 @@
-"""Read the outputs of runs and of other systems, with their test set and the records of each run's training."""
+"""Find runs and sweeps, and read the outputs of runs and of other systems, with their test set and training records."""
 
 import glob
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from nmt.system.run import (
     ERROR,
     EVALUATION,
     FINISHED,
+    SWEEP,
     RunDirectory,
     digest,
     load_values,
@@ -200,6 +201,30 @@ def _runs_at(path: Path) -> list[Path]:
     if (path / "config.yaml").is_file() or is_archive(path):
         return [path]
     return folders_with(path, "config.yaml", EVALUATION)
+
+
+def unfinished_sweeps(names: Sequence[str], entries: Iterable[Entry]) -> list[str]:
+    """Return a sentence for each unfinished sweep: how many of its jobs have no run in the entries.
+
+    The sweeps are those in the folders that are named, and those of the runs that are not named themselves.
+    """
+    runs, paths = [Path(entry.name).resolve() for entry in entries if entry.config], list(map(user_path, names))
+    named = {path.resolve() for path in paths}
+    within = [folder.resolve() for path in paths for folder in folders_with(path, SWEEP)]
+    sentences = []
+    for folder in dict.fromkeys([*within, *(run.parent for run in runs if run not in named)]):
+        done, jobs = sum(folder in run.parents for run in runs), planned_jobs(folder)
+        if done < jobs:
+            sentences.append(f"{os.path.relpath(folder)}: unfinished: {jobs - done} of {jobs} runs are missing.")
+    return sentences
+
+
+def planned_jobs(directory: Path) -> int:
+    """Read the number of jobs of the sweep in a directory; 0 if the number is unknown or there is no sweep."""
+    try:
+        return int(read_bytes(directory / SWEEP))
+    except (OSError, ValueError):
+        return 0
 
 
 def read_run(path: Path, split: str) -> tuple[Entry, HeldOut]:

@@ -11,11 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from nmt.compare.entry import planned_jobs
 from nmt.config.compose import config_dir
 from nmt.config.errors import UserError, printable
 from nmt.evaluate.metrics import METRICS
 from nmt.system import text_table as table
-from nmt.system.files import folders_with, read_bytes, to_json, write_atomically
+from nmt.system.files import folders_with, to_json, write_atomically
 from nmt.system.run import ERROR, FINISHED, LOCK, SWEEP, RunDirectory, load_values, read_json
 from nmt.system.text_table import Column, decimals
 
@@ -31,14 +32,6 @@ def mark_sweep(directory: Path, jobs: int) -> None:
         write_atomically(directory / SWEEP, f"{jobs}\n".encode())
     else:
         (directory / SWEEP).touch()
-
-
-def planned_jobs(directory: Path) -> int:
-    """Read the number of jobs of the sweep in a directory; 0 if the number is unknown or there is no sweep."""
-    try:
-        return int(read_bytes(directory / SWEEP))
-    except (OSError, ValueError):
-        return 0
 
 
 def record_failure(directory: Path, message: str, overrides: Sequence[str]) -> None:

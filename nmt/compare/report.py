@@ -3,10 +3,9 @@
 import csv
 import io
 import logging
-import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,12 @@ from markupsafe import Markup
 from nmt.compare import columns
 from nmt.compare.columns import Cell
 from nmt.compare.compare import ALL, SIGNIFICANT, Comparison, compare, find, group
-from nmt.compare.entry import Entry, HeldOut, find_runs, read_run, read_systems
-from nmt.compare.jobs import planned_jobs
+from nmt.compare.entry import Entry, HeldOut, find_runs, read_run, read_systems, unfinished_sweeps
 from nmt.compare.pictures import MASKING, THEME, Picture, draw, key
-from nmt.config.errors import UserError, nearest, printable, user_path
+from nmt.config.errors import UserError, nearest, printable
 from nmt.evaluate.metrics import METRICS, sign_of
 from nmt.system import text_table as table
-from nmt.system.files import folders_with, to_json, write_atomically
-from nmt.system.run import SWEEP
+from nmt.system.files import to_json, write_atomically
 from nmt.system.text_table import Column
 
 Render = Callable[[Sequence[Mapping[str, object]], Sequence[Column]], str]
@@ -58,22 +55,6 @@ def gather(runs: Sequence[str], systems: Sequence[str], split: str) -> tuple[lis
     if common := {entry.name for entry in entries} & {other.name for other in others}:
         raise UserError(f"systems: {common.pop()} is a run's name; give the system another one")
     return entries + others, held_out
-
-
-def unfinished_sweeps(names: Sequence[str], entries: Iterable[Entry]) -> list[str]:
-    """Return a sentence for each unfinished sweep: how many of its jobs have no run in the entries.
-
-    The sweeps are those in the folders that are named, and those of the runs that are not named themselves.
-    """
-    runs, paths = [Path(entry.name).resolve() for entry in entries if entry.config], list(map(user_path, names))
-    named = {path.resolve() for path in paths}
-    within = [folder.resolve() for path in paths for folder in folders_with(path, SWEEP)]
-    sentences = []
-    for folder in dict.fromkeys([*within, *(run.parent for run in runs if run not in named)]):
-        done, jobs = sum(folder in run.parents for run in runs), planned_jobs(folder)
-        if done < jobs:
-            sentences.append(f"{os.path.relpath(folder)}: unfinished: {jobs - done} of {jobs} runs are missing.")
-    return sentences
 
 
 def compare_runs(

@@ -24,7 +24,7 @@ from omegaconf import OmegaConf
 from nmt.cli import train
 from nmt.cli.optuna_sweeper import OptunaSweeper
 from nmt.cli.sweep import job_name, refused_jobs
-from nmt.compare.jobs import planned_jobs
+from nmt.compare.entry import planned_jobs
 from nmt.config.compose import config_dir
 from nmt.config.errors import UserError
 from nmt.system.files import read_lines
