@@ -14,12 +14,13 @@ pytestmark = pytest.mark.system
 ROOT = Path(__file__).resolve().parent.parent
 FILES = re.compile(r"`((?:nmt|configs|tests)/[\w/.]+\.(?:py|yaml))`")
 BLOCK = re.compile(r"```(python|diff|yaml)\n(.*?)```", re.DOTALL)
-NUMBERS = {"four": 4, "five": 5}
+NUMBERS = {"two": 2, "four": 4, "five": 5}
 # The name of each recipe's example, and another name that it may have.
 RECIPES = {
     "score": ("low_rank", "slim"),
     "loss": ("focal", "lenient"),
     "loss term": ("attention_entropy", "attention_spread"),
+    "metric": ("length_ratio", "word_ratio"),
     "optimizer": ("adagrad", "adamax"),
     "schedule": ("exponential", "dwindling"),
     "search": ("epsilon", "threshold"),
@@ -117,6 +118,21 @@ def test_five_steps_make_a_score_that_keeps_the_laws_and_trains(tmp_path: Path) 
     assert "kind: low_rank" in config
     assert "rank: 5" in config
     assert passed(tmp_path, "tests/attention", "-k", "low_rank", "-m", "slow or not slow") > 60
+
+
+@pytest.mark.slow
+def test_two_steps_make_a_metric_that_is_monitored_and_ranks(tmp_path: Path) -> None:
+    copy_with_steps("metric", tmp_path)
+    train(tmp_path, "evaluation.metrics=[bleu,length_ratio]", "validation.monitor=length_ratio")
+    assert "validation/length_ratio" in (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert "length %" in (tmp_path / "run" / "train.log").read_text()
+    main = "from nmt.cli.commands import compare; compare()"
+    done = python(
+        tmp_path, "-c", main, "runs=run", "metric=length_ratio", "bootstrap_samples=100", "randomisation_trials=100"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "length % words split at spaces" in done.stdout
+    assert passed(tmp_path, "tests/evaluate/test_length_ratio.py") == 1
 
 
 @pytest.mark.slow
