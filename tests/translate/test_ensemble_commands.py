@@ -28,7 +28,7 @@ MEMBERS = {
     "luong": ["attention=luong_general", "encoder=lstm", "decoder=lstm", "decoder.layers=2", "seed=2"],
     "none": ["attention=none", "embedding.dim=12", "seed=3", "search.beam_size=5"],
 }
-SIZES = ["data.train_size=400", "data.validation_size=20", "data.test_size=20", "data.max_length=200"]
+SIZES = ["data.train_size=400", "data.validation_size=8", "data.test_size=12", "data.max_length=200"]
 
 
 @pytest.fixture(scope="module")
