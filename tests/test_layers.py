@@ -1,7 +1,10 @@
-"""The subpackages of the package, and which subpackages each of them may import."""
+"""The subpackages of the package, which subpackages each of them may import, and files without import circles."""
 
 import ast
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 import nmt
 
@@ -78,7 +81,34 @@ def test_the_subpackages_have_no_circle() -> None:
     assert floors <= MAX_FLOORS
 
 
-def test_every_subpackage_says_where_to_begin() -> None:
+def module_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported_files(path: Path, modules: set[str]) -> set[str]:
+    """Find the modules of nmt that a file imports, also within functions and for type checking only."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            full = {alias: f"{node.module}.{alias}" for alias in (alias.name for alias in node.names)}
+            names |= {name if name in modules else node.module for name in full.values()}
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+    return names & modules
+
+
+def test_no_import_circle_between_files() -> None:
+    by_module = {module_of(path): path for path in files()}  # without nmt/__init__.py, which names the public API
+    graph = {module: imported_files(path, {*by_module}) - {module} for module, path in by_module.items()}
+    assert sum(map(len, graph.values())) > 300
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" imports ".join(reversed(error.args[1])))
+
+
+def test_every_room_says_where_to_begin() -> None:
     for subpackage in SUBPACKAGES:
         text = ast.get_docstring(ast.parse((PACKAGE / subpackage / "__init__.py").read_text(encoding="utf-8")))
         assert text is not None

@@ -163,6 +163,7 @@ class Tokenizer:
         is_control, is_unknown = self._processor.is_control, self._processor.is_unknown
         return {piece: token for token, piece in pieces if not is_control(token) and not is_unknown(token)}
 
+    @cached_property
     def boundary(self) -> NDArray[np.bool_]:
         """Mark the tokens that do not continue the preceding word -> bool (V,). A token continues the word if it starts
         with a letter, a digit, a hyphen or a combining mark, or is a byte of byte_fallback. Letters of scripts without

@@ -24,7 +24,8 @@ from nmt.evaluate.metrics import (
 from nmt.explain.faithfulness import faithfulness
 from nmt.system.files import locked, to_json, write_lines
 from nmt.system.run import EVALUATION, RunDirectory, digest, load_values, read_json
-from nmt.translate.translator import Progress, Translation, Translator
+from nmt.translate.translation import Translation
+from nmt.translate.translator import Progress, Translator
 
 log = logging.getLogger(__name__)
 

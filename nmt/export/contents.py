@@ -21,7 +21,8 @@ from nmt.system.files import CARD, CONFIG, MAX_PICTURES, MAX_TEXT, WEIGHTS, read
 from nmt.system.run import RunDirectory, load_config, load_values, read_json
 from nmt.translate.heatmap import draw_alignment, save
 from nmt.translate.shortlist import MAX_BYTES, SHORTLIST
-from nmt.translate.translator import Translation, Translator
+from nmt.translate.translation import Translation
+from nmt.translate.translator import Translator
 
 SPLITS = ("validation", "test")
 # Keys that an archive keeps: of `data` in the manifest, and of the record of a start.

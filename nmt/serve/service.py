@@ -28,8 +28,9 @@ from nmt.serve.messages import (
 )
 from nmt.serve.models import ServedModel
 from nmt.serve.server import Metrics
-from nmt.translate.beam import Node
-from nmt.translate.translator import Translation, Translator
+from nmt.translate.selection import Node
+from nmt.translate.translation import Translation
+from nmt.translate.translator import Translator
 
 PATIENCE = 10  # while sentences keep arriving, a free thread waits for at most this many times `QueueSettings.wait`
 IMPOSSIBLE = -1e9  # stands for -infinity, which JSON cannot express

@@ -16,7 +16,8 @@ from nmt.evaluate.metrics import METRICS, ScoreSettings, perplexity
 from nmt.explain.explanation import Explanation, attention_statistics, explain
 from nmt.ops.layers import evaluation_mode
 from nmt.system.machine import retry_in_halves
-from nmt.translate.translator import Progress, Translation, Translator
+from nmt.translate.translation import Translation
+from nmt.translate.translator import Progress, Translator
 
 
 class Sample(NamedTuple):

@@ -296,7 +296,7 @@ def test_the_names_of_special_pieces_change_nothing(foreign: Callable[..., Path]
             renamed.id_of(piece) for piece in plain.pieces(ids)
         ]
     assert plain.vocabulary() == renamed.vocabulary()
-    assert plain.boundary().tolist() == renamed.boundary().tolist()
+    assert plain.boundary.tolist() == renamed.boundary.tolist()
     assert plain.pieces([plain.unk, plain.eos, plain.pad]) == ["<unk>", "</s>", "<pad>"]
 
 

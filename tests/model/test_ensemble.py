@@ -12,9 +12,10 @@ from torch import Tensor
 
 from nmt.model.seq2seq import Ensemble, Seq2Seq, log_mean
 from nmt.ops.draws import sentence_keys
-from nmt.translate.beam import Scorer, Selection, beam_search
+from nmt.translate.beam import beam_search
 from nmt.translate.sampling import inverse_cdf, sample
 from nmt.translate.search import Hypothesis, Limits, SearchBatch, Symbols
+from nmt.translate.selection import Scorer, Selection
 
 SYMBOLS, LIMITS = Symbols(BOS, EOS, (PAD, BOS)), Limits(1, [9, 6, 8])
 PENALTY, CPU = Scorer("average", 1.0), torch.device("cpu")

@@ -20,8 +20,9 @@ from nmt.config.errors import UserError
 from nmt.config.schema.data import TokenizerConfig
 from nmt.data.corpus import DemoPairs
 from nmt.data.tokenizer import Tokenizer, make_tokenizers
-from nmt.translate.guidance import Glossary, warn_of_unmet
-from nmt.translate.phrases import Forbidden, occurrences
+from nmt.translate.constraints import occurrences
+from nmt.translate.forbidden import Forbidden
+from nmt.translate.guidance import Glossary
 from nmt.translate.search import Guidance
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -146,8 +147,8 @@ def test_phrases_of_bytes_are_forbidden_too() -> None:
 def test_phrases_of_a_language_without_spaces_are_found_within_a_sentence(chinese: Tokenizer) -> None:
     tokens, phrase = chinese.encode(["我们今天去学校学校。"])[0][:-1], chinese.encode_phrase("学校")
     assert chinese.decode(phrase) == "学校"
-    assert occurrences(tokens, phrase, chinese.boundary()) == 2
-    assert occurrences(tokens, chinese.encode_phrase("今天"), chinese.boundary()) == 1
+    assert occurrences(tokens, phrase, chinese.boundary) == 2
+    assert occurrences(tokens, chinese.encode_phrase("今天"), chinese.boundary) == 1
     forbidden = Forbidden(["学校"], chinese.vocabulary())
     assert forbidden.contained(tokens)
     assert not forbidden.contained(chinese.encode(["我们去大学。"])[0])
@@ -227,7 +228,7 @@ def test_what_was_not_found_has_a_warning(translator: Translator, caplog: pytest
     wanted = [[tokens[:-1]] for tokens in target.encode(["chat dort", "chien", "un"])]
     pieces = [target.pieces(tokens) for tokens in target.encode(["un chat dort .", "un chat .", "une ."])]
     with caplog.at_level(logging.WARNING):
-        warn_of_unmet(translator, Guidance(constraints=wanted), pieces, first_line=4)
+        translator.guide.warn_of_unmet(Guidance(constraints=wanted), pieces, first_line=4)
     messages = [record.getMessage() for record in caplog.records]
     assert [message.partition(" up to ")[0] for message in messages] == [
         "line 5: nothing found with 'chien'",

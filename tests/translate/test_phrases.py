@@ -4,7 +4,7 @@ import itertools
 import math
 import random
 from collections import Counter
-from functools import cache, partial
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -12,11 +12,13 @@ import pytest
 from search_toy import EOS, NO_PENALTY, Toy, batch_of, bits, enumerate_all
 from search_toy import search as configured
 
-from nmt.translate.beam import Scorer, Selection, beam_search
-from nmt.translate.expansion import Candidates
-from nmt.translate.phrases import SPACE, Allocation, Automata, Forbidden, allocate_slots, kind_of, occurrences
-from nmt.translate.search import Hypothesis, Limits
+from nmt.translate.beam import beam_search
+from nmt.translate.constraints import Allocation, Automata, allocate_slots, occurrences
+from nmt.translate.forbidden import Forbidden, kind_of
+from nmt.translate.search import Guidance, Hypothesis, Limits
+from nmt.translate.selection import Candidates, Scorer, Selection
 
+SPACE = "▁"
 Phrases = list[list[int]]
 VOCABULARY = 7
 CONTINUES = 6  # the only token that continues a word
@@ -79,8 +81,8 @@ def search(
     sentences: list[int] | None = None,
     forbidden: Forbidden | None = None,
 ) -> list[list[Hypothesis]]:
-    selection = partial(Allocation, constraints=constraints, boundary=BOUNDARY)
-    batch = batch_of(toy, limits, sentences, forbidden=forbidden, selection=selection)
+    guidance = Guidance(constraints=constraints, boundary=BOUNDARY)
+    batch = batch_of(toy, limits, sentences, forbidden=forbidden, guidance=guidance)
     return configured("beam", batch, n, beam_size=beam, length_penalty=penalty.kind, alpha=penalty.alpha)
 
 

@@ -14,7 +14,7 @@ from nmt.config.schema import TrainConfig
 from nmt.evaluate.evaluation import align
 from nmt.explain.explanation import beam_tree
 from nmt.translate.similarity import Utility, mean_utilities
-from nmt.translate.translator import Translation
+from nmt.translate.translation import Translation
 
 SAMPLING: dict[str, Any] = {"kind": "sampling", "temperature": 0.7, "top_k": 0, "top_p": 0.95}
 MBR = {**SAMPLING, "kind": "mbr", "candidates": "sampling", "n_candidates": 6, "utility": "chrf"}

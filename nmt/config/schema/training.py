@@ -186,7 +186,6 @@ class Beam(SearchLimits):
     alpha: LengthExponent
     coverage_penalty: NonNegative
     stop: Literal["beam", "exact"]
-    cuda_graphs: Annotated[bool, Meaning.NO_EFFECT]
 
 
 class Sampling(SearchLimits):
