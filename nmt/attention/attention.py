@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from nmt.attention.alignment import Aligned, Alignment, Choice
 from nmt.attention.normalizers import Chunk, Normalized, Normalizer
 from nmt.attention.scores import KeyUpdate, LinearCoverage, Past, Score
-from nmt.ops.layers import Linear, dropout, in_autocast_dtype, join, loop, map_tensors, product, rows, select, wide
+from nmt.ops.draws import dropout
+from nmt.ops.products import Linear, defer, deferring, in_autocast_dtype, product, rows, wide
+from nmt.ops.trees import join, map_tensors, select
 
 
 class Steering(NamedTuple):
@@ -71,7 +73,15 @@ class Memory(NamedTuple):
             index = (index[:, None] * self.heads + torch.arange(self.heads, device=index.device)).flatten()
         by_sentence = (self.values, self.keys, self.valid, self.mask, self.chunk_keys, self.steering)
         values, keys, valid, mask, chunk_keys, steering = select(by_sentence, index)
-        return self._replace(values=values, keys=keys, valid=valid, mask=mask, chunk_keys=chunk_keys, steering=steering)
+        selected = self._replace(values=values, keys=keys, valid=valid, mask=mask, chunk_keys=chunk_keys)
+        return selected._replace(steering=steering).shared()
+
+    def shared(self) -> Self:
+        """Return the memory for a loop over steps: what it contributes to all steps is computed once, and so are its
+        gradients."""
+        (values,), (keys,) = defer(self.values, cast=False), defer(self.keys, cast=False)
+        (chunk_keys,) = (None,) if self.chunk_keys is None else defer(self.chunk_keys, cast=False)
+        return self._replace(values=values, keys=keys, chunk_keys=chunk_keys)
 
     def steered(self, steering: Steering) -> Self:
         """Return a memory with this `steering`, which has one row for each sentence. All heads use the row of
@@ -106,12 +116,12 @@ def join_steps(steps: Sequence[Attended]) -> Attended:
     only the next step needs, is left out."""
     context, weights, pasts, log_weights, _, choice, detail = zip(*steps, strict=True)
     return Attended(
-        join(context, 1),
-        join(weights, 1),
+        torch.cat(context, dim=1),
+        torch.cat(weights, dim=1),
         pasts[-1],
-        join(log_weights, 1),
-        choice=join(choice, 1),
-        detail=join(detail, 2),
+        None if log_weights[0] is None else torch.cat(log_weights, dim=1),
+        choice=None if choice[0] is None else join(choice, 1),
+        detail=None if detail[0] is None else join(detail, 2),
     )
 
 
@@ -291,8 +301,8 @@ class Attention(nn.Module):
         return attended._replace(past=past._replace(step=past.step + 1))
 
     def _step_by_step(self, query: Tensor, memory: Memory, past: Past) -> Attended:
-        steps: list[Attended] = []
-        with loop():
+        steps, memory = list[Attended](), memory.shared()
+        with deferring(self):
             for query_t in query.unbind(1):
                 steps.append(self.step(query_t[:, None], memory, past))
                 past = steps[-1].past

@@ -24,9 +24,8 @@ from nmt.data.word_alignment import Link, alignment_error_rate, attention_to_lin
 from nmt.explain.explanation import saliency, token_log_probs
 from nmt.model.prediction import NEVER
 from nmt.model.seq2seq import Seq2Seq
-from nmt.ops.layers import evaluation_mode
 from nmt.system.machine import retry_in_halves
-from nmt.translate.translator import Translator
+from nmt.translate.translator import Translator, evaluation_mode
 
 Array = NDArray[np.floating[Any]]
 

@@ -53,7 +53,7 @@ from nmt.model.latent import InferenceNetwork, LatentDecoder, LatentPosition
 from nmt.model.prediction import CopyGate, LexicalModel, Output, Readout
 from nmt.model.recurrent import Bridge, Encoder, Recurrent, SelfAttention, UpperLayers
 from nmt.model.seq2seq import EmbeddingDropout, Seq2Seq
-from nmt.ops.layers import Dropout
+from nmt.ops.draws import Dropout
 
 CELLS: dict[str, type[Recurrent]] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
 

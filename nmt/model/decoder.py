@@ -7,7 +7,7 @@ readout before its activation, G gates x H, V vocabulary.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol, Self
 
 import torch
@@ -38,7 +38,9 @@ from nmt.model.recurrent import (
     run_rnn,
     step_layer,
 )
-from nmt.ops.layers import Dropout, dropout, linear, loop, select
+from nmt.ops.draws import Dropout, dropout
+from nmt.ops.products import defer, deferring, linear
+from nmt.ops.trees import select
 
 
 class StepAttention(Protocol):
@@ -67,6 +69,10 @@ class Products(ABC):
     readout: Readout
     attention: StepAttention | None
     lexical: LexicalModel | None
+
+    def deferred(self) -> Self:
+        """Return the products for a loop over steps, which defer the gradients of their parameters."""
+        return self
 
     @abstractmethod
     def word_gates(self, word: Tensor, fixed: Tensor | None) -> Tensor:
@@ -112,9 +118,19 @@ class BatchProducts(Products):
     word: Tensor  # (G, E) multiplies the previous word
     fixed: Tensor  # (G, M) multiplies the fixed vector; (G, 0) without one
     fed: Tensor  # (G, ...) multiplies the context and the previous readout, which only the step computes
-    # Two groups of columns of the readout's W: (P, H + E) multiplies output and word, (P, M) multiplies the context.
-    # None unless predictions sum over source positions.
-    readout_parts: tuple[Tensor, Tensor] | None = None
+    # Parts of the readout's W and b: (P, H + E) multiplies output and word, (P,) is added, (P, M) multiplies the
+    # context. None unless predictions sum over source positions.
+    readout_parts: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def deferred(self) -> Self:
+        conditional, parts = self.conditional, self.readout_parts
+        return replace(
+            self,
+            layers=[layer.deferred() for layer in self.layers],
+            conditional=None if conditional is None else conditional.deferred(),
+            fed=defer(self.fed)[0],
+            readout_parts=None if parts is None else (*defer(*parts[:2]), parts[2]),
+        )
 
     def word_gates(self, word: Tensor, fixed: Tensor | None) -> Tensor:
         gates = linear(word, self.word, self.layers[0].bias_ih)
@@ -144,11 +160,11 @@ class BatchProducts(Products):
     def read_out_partly(self, output: Tensor, word: Tensor) -> Tensor:
         assert self.readout_parts is not None
         inputs = torch.cat([output, word], dim=-1) if self.readout.sizes[2] else output
-        return linear(inputs, self.readout_parts[0], self.readout.proj.bias)
+        return linear(inputs, *self.readout_parts[:2])
 
     def contexts(self, values: Tensor) -> Tensor:
         assert self.readout_parts is not None
-        return linear(values, self.readout_parts[1])
+        return linear(values, self.readout_parts[2])
 
 
 class Pending(NamedTuple):
@@ -188,6 +204,14 @@ class DecoderState(NamedTuple):
     source: SourceState | None  # None without attention
     products: Products
     shares_source: bool = False  # do the hypotheses of a sentence share one row of `source`?
+
+    def shared(self) -> Self:
+        """Return the state for a loop over steps, which share the computations and gradients of products and memory."""
+        source = self.source
+        if source is not None:
+            (contexts,) = (None,) if source.contexts is None else defer(source.contexts, cast=False)
+            source = source._replace(memory=source.memory.shared(), contexts=contexts)
+        return self._replace(products=self.products.deferred(), source=source)
 
     def attended_source(self) -> SourceState:
         """Return `source` of a decoder with attention, where it is not None."""
@@ -437,7 +461,8 @@ class Decoder(nn.Module):
     def _run_steps(self, embedded: Tensor, state: DecoderState, observe: Observe | None = None) -> "list[DecoderStep]":
         gates = state.products.word_gates(embedded, state.hypothesis.fixed)
         steps: list[DecoderStep] = []
-        with loop():
+        state = state.shared()
+        with deferring(self.attention, self.readout, self.lexical):
             for t, (gates_t, word) in enumerate(zip(gates.unbind(1), embedded.unbind(1), strict=True)):
                 state = state if observe is None else observe(t, state)
                 steps.append(self._decode_step(gates_t, word, state))

@@ -25,8 +25,9 @@ from nmt.model.decoder import (
 )
 from nmt.model.prediction import Mixture, Output, OutputLayer, Prediction
 from nmt.model.recurrent import Recurrent, run_rnn
-from nmt.ops.draws import draw
-from nmt.ops.layers import Dropout, join, loop, map_tensors, product, rows, wide
+from nmt.ops.draws import Dropout, draw
+from nmt.ops.products import deferring, product, rows, wide
+from nmt.ops.trees import join, map_tensors
 
 
 class LatentPosition(NamedTuple):
@@ -120,8 +121,8 @@ class LatentDecoder(Decoder):
         everywhere = memory.valid[:, None].expand(B, T, S).to(hidden.dtype)
         mixture, _ = self._mix(hidden, everywhere, embedded, state)
         log_probs = mixture.before_last().token_log_probs(output, target[:, 1:])
-        steps = []
-        with loop():
+        steps, memory = [], memory.shared()
+        with deferring(self.attention):
             for t, query in enumerate(hidden.unbind(1)):
                 steps.append(self.attention.step(query[:, None], memory, past))
                 past = steps[-1].past

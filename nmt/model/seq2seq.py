@@ -18,7 +18,7 @@ from nmt.model.decoder import Decoded, Decoder, DecoderState, Infer, Inferred
 from nmt.model.latent import InferenceNetwork
 from nmt.model.prediction import Output, Prediction
 from nmt.model.recurrent import Bridge, Encoder
-from nmt.ops.layers import Dropout, dropout
+from nmt.ops.draws import Dropout, dropout
 from nmt.ops.output_loss import Criterion, OutputLoss, cross_entropy
 
 

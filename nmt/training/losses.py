@@ -32,8 +32,8 @@ from nmt.model.decoder import Decoded
 from nmt.model.prediction import Components, Readouts
 from nmt.model.seq2seq import Seq2Seq
 from nmt.ops.draws import SentenceDraws, copied_draws, sentence_draws, sentence_keys
-from nmt.ops.layers import in_autocast_dtype
 from nmt.ops.output_loss import Criterion, cross_entropy
+from nmt.ops.products import in_autocast_dtype
 
 Terms = dict[str, Tensor]
 

@@ -16,9 +16,8 @@ from nmt.data.batching import Batches, Indices
 from nmt.evaluate.bleu import METRICS, ScoreSettings, perplexity
 from nmt.evaluate.evaluation import Comet, align, evaluate
 from nmt.explain.explanation import Explanation, attention_statistics, explain
-from nmt.ops.layers import evaluation_mode
 from nmt.system.machine import retry_in_halves
-from nmt.translate.translator import Progress, Translation, Translator
+from nmt.translate.translator import Progress, Translation, Translator, evaluation_mode
 
 
 def monitored_comet(config: schema.TrainConfig, device: torch.device) -> Comet | None:

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nmt.model.seq2seq import StateT
-from nmt.ops.layers import map_tensors
+from nmt.ops.trees import map_tensors
 from nmt.system.cuda_graphs import reason_of
 from nmt.system.machine import is_out_of_memory
 from nmt.translate.search import BLOCK, Follower, Ids, LogProbs, Mask, SearchBatch, distinct, pack_top, unpack

@@ -36,12 +36,19 @@ class Distillation(Section):
 Objective = Annotated[Likelihood | Distillation, Field(discriminator="kind")]
 
 
-class Adam(Section):
-    kind: Literal["adam", "adamw"]
+class AnyAdam(Section):
     lr: Positive
     betas: tuple[Probability, Probability] = Field(strict=False)
     eps: Epsilon
     weight_decay: NonNegative
+
+
+class Adam(AnyAdam):
+    kind: Literal["adam"]
+
+
+class AdamW(AnyAdam):
+    kind: Literal["adamw"]
 
 
 class SGD(Section):
@@ -59,7 +66,13 @@ class Adadelta(Section):
     weight_decay: NonNegative
 
 
-Optimizer = Annotated[Adam | SGD | Adadelta, Field(discriminator="kind")]
+Optimizer = Annotated[
+    Adam
+    | AdamW  # weight decay apart from the gradient
+    | SGD
+    | Adadelta,
+    Field(discriminator="kind"),
+]
 
 
 class ConstantSchedule(Section):
