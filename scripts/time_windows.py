@@ -8,9 +8,10 @@ import time
 
 import torch
 
-from nmt.attention.attention import Attention, GlobalWindow, LocalMonotonicWindow, LocalPredictiveWindow, Window
+from nmt.attention.attention import Attention
 from nmt.attention.normalizers import SoftmaxNormalizer
 from nmt.attention.scores import AdditiveScore, GeneralScore, Score
+from nmt.attention.windows import GlobalWindow, LocalMonotonicWindow, LocalPredictiveWindow, Window
 from nmt.ops.products import deferring
 from nmt.system.text_table import Column, decimals, markdown
 

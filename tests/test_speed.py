@@ -53,7 +53,7 @@ def update(config: TrainConfig, T: int) -> Counting:
     source, target = torch.randint(4, V, (B, S)), torch.randint(4, V, (B, T))
     with Counting() as counting:
         decoded = model(source, torch.full((B,), S), target)
-        model.loss(decoded.prediction, target, 0, partial(likelihood, smoothing=0.0)).total.backward()
+        decoded.prediction.loss(model.output.layer(), target, 0, partial(likelihood, smoothing=0.0)).total.backward()
     return counting
 
 

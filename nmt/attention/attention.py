@@ -1,5 +1,4 @@
-"""Attention, which joins a score, a window, a normalizer and an alignment: what these exchange, the windows, attention
-with one head and with several.
+"""Attention with one head and with several, which joins a score, a window, a normalizer and an alignment.
 
 Shapes: B batch, S source positions, T target positions, K hypotheses of a sentence, W source positions in a window,
 Q size of a query, M size of a value, A size of a key, F features, N heads, d size of a head, L steps that may be
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from nmt.attention.alignment import Aligned, Alignment, Choice
 from nmt.attention.normalizers import Chunk, Normalized, Normalizer
 from nmt.attention.scores import KeyUpdate, LinearCoverage, Past, Score
+from nmt.attention.windows import Window
 from nmt.ops.draws import dropout
 from nmt.ops.products import Linear, defer, deferring, in_autocast_dtype, product, rows, wide
 from nmt.ops.trees import join, map_tensors, select
@@ -125,101 +125,6 @@ def join_steps(steps: Sequence[Attended]) -> Attended:
     )
 
 
-class Window(nn.Module):
-    """Decides which valid positions a query may attend to: all, or those within `reach` of a centre."""
-
-    reach: int | None = None  # D, the greatest distance from the centre; None for all positions
-    counts_steps = False  # does the centre depend on the number of the step?
-
-    @property
-    def width(self) -> int:
-        """Return W = 2 D + 2, the number of successive positions that are read for a centre. A window holds at most
-        2 D + 1 positions, but rounding errors can shift the window by one position."""
-        assert self.reach is not None
-        return 2 * self.reach + 2
-
-    def narrows(self, length: int) -> bool:
-        """Check if reading only the window's positions is faster than reading all `length` positions under a mask."""
-        return self.reach is not None and 2 * self.width <= length
-
-    def positions(self, centres: Tensor, length: int) -> Tensor:
-        """Choose W successive positions for each centre: (B, T) -> int64 (B, T, W). The chosen positions include all
-        of the sentence's `length` positions that are within reach of the centre."""
-        assert self.reach is not None
-        first = (centres.detach().floor().long() - self.reach).clamp(0, length - self.width)
-        return first[:, :, None] + torch.arange(self.width, device=centres.device)
-
-    def centres(self, query: Tensor, valid: Tensor, steps: range) -> Tensor:
-        """Compute the centre of each query's window: (B, T, Q), bool (B, S) -> (B, T).
-
-        A centre is a source position, counted from 0, and may lie between two positions. steps: the T target positions,
-        counted from 0, or the one target position that all queries share.
-        """
-        raise NotImplementedError
-
-    def holds(self, offsets: Tensor) -> Tensor:
-        """Check which offsets (B, T, W) from the centre are within reach."""
-        assert self.reach is not None
-        return offsets.abs() <= self.reach
-
-    def falloff(self, offsets: Tensor) -> Tensor | None:
-        """Compute the factors that multiply the normalised weights: offsets from the centre (B, T, W) -> (B, T, W).
-        Returns None if the window has no such factors."""
-        return None
-
-
-class GlobalWindow(Window):
-    """Keeps all valid positions (Bahdanau et al. 2015)."""
-
-
-class LocalMonotonicWindow(Window):
-    """Keeps the positions in [p_t - D, p_t + D], where D = `reach` and the centre p_t is the target position t
-    (Luong et al. 2015, 3.2, local-m). If t is beyond the end of the source, the centre is the last position."""
-
-    counts_steps = True
-
-    def __init__(self, reach: int) -> None:
-        super().__init__()
-        self.reach = reach
-
-    def centres(self, query: Tensor, valid: Tensor, steps: range) -> Tensor:
-        """Compute p_t: (B, T, Q), bool (B, S) -> (B, T)."""
-        positions = torch.arange(steps.start, steps.stop, device=query.device)
-        last = valid.sum(1, keepdim=True) - 1
-        return positions.minimum(last.clamp(min=0)).float().expand(query.shape[:2])
-
-
-class LocalPredictiveWindow(Window):
-    """Keeps the positions in [p_t - D, p_t + D], where D = `reach` and the centre is predicted from the query q_t:
-    p_t = S sigmoid(v . tanh(W q_t) / sqrt(A))   (Luong et al. 2015, eq. 9 and 10, local-p; the paper has no sqrt(A)).
-
-    S is the length of the sentence, or the number of positions that a location score has if this is smaller; v (A) and
-    W (A, Q) are learned. Positions count from 0. A Gaussian around p_t with sigma = D/2 multiplies the weights. Through
-    this factor, the gradient reaches p_t.
-
-    With Adam, an update moves each element of v by about the learning rate, and v . tanh(W q_t) by up to A times as
-    much. Without the division by sqrt(A), a few updates move p_t to the start of the sentence, where the sigmoid
-    is flat.
-    """
-
-    def __init__(self, reach: int, query_dim: int, attention_dim: int) -> None:
-        super().__init__()
-        self.reach = reach
-        self.centre_proj = Linear(query_dim, attention_dim, bias=False)
-        self.centre = Linear(attention_dim, 1, bias=False)
-        self.scale: float = attention_dim**-0.5
-
-    def centres(self, query: Tensor, valid: Tensor, steps: range) -> Tensor:
-        """Compute p_t: (B, T, Q), bool (B, S) -> (B, T)."""
-        centre = self.scale * self.centre(torch.tanh(self.centre_proj(query))).squeeze(-1)
-        return valid.sum(1, keepdim=True) * torch.sigmoid(wide(centre))
-
-    def falloff(self, offsets: Tensor) -> Tensor:
-        """Compute exp(-offset^2 / (2 sigma^2)): (B, T, W) -> (B, T, W)."""
-        assert self.reach is not None
-        return torch.exp(offsets.square() * (-2 / self.reach**2))
-
-
 class Attention(nn.Module):
     """Computes context_t = sum_s w_ts h_s, with w_t = alignment(falloff_t * normalizer(score(q_t, keys), window))
     (Bahdanau et al. 2015, eq. 5).
@@ -262,12 +167,12 @@ class Attention(nn.Module):
         if self.coverage is not None:
             keys = self.coverage.keys(keys)
             projections.append(self.coverage.key_projection())
-        valid = self.score.within_reach(valid)
+        valid = self.score.defined_at(valid)
         mask = None
         if nonempty and self.window.reach is None and self.normalizer.takes_masked:
             zeros = wide(torch.zeros_like(valid, dtype=values.dtype))
             mask = zeros.masked_fill(~valid, torch.finfo(zeros.dtype).min)[:, None]
-        memory = Memory(values, keys, valid, mask, _side_by_side(projections))
+        memory = Memory(values, keys, valid, mask, _cat_present(projections))
         if self.chunk is None:
             return memory
         score = self.chunk.score
@@ -381,7 +286,7 @@ class Attention(nn.Module):
         if memory.projection is None:
             return None
         covered = None if self.coverage is None else self.coverage.key_features(past)
-        features = _side_by_side([self.score.key_features(past), covered])
+        features = _cat_present([self.score.key_features(past), covered])
         assert features is not None
         return KeyUpdate(features, memory.projection)
 
@@ -470,7 +375,7 @@ class MultiHeadAttention(nn.Module):
         return folded.view(-1, self.heads, *folded.shape[1:])
 
 
-def _side_by_side(parts: Sequence[Tensor | None]) -> Tensor | None:
+def _cat_present(parts: Sequence[Tensor | None]) -> Tensor | None:
     """Concatenate the tensors among `parts` along their last axis; None if there are none."""
     present = [part for part in parts if part is not None]
     if len(present) < 2:  # noqa: PLR2004

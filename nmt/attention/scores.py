@@ -69,7 +69,7 @@ class Score(nn.Module):
     state, k_s the key and q_t the query. Letters that a class does not define are learned parameters.
     """
 
-    def within_reach(self, valid: Tensor) -> Tensor:
+    def defined_at(self, valid: Tensor) -> Tensor:
         """Keep only those valid positions for which the score is defined: bool (B, S) -> bool (B, S)."""
         return valid
 
@@ -241,7 +241,7 @@ class LocationScore(Score):
         self.max_positions = max_positions
         self.positions = Linear(query_dim, max_positions, bias=False)
 
-    def within_reach(self, valid: Tensor) -> Tensor:
+    def defined_at(self, valid: Tensor) -> Tensor:
         """Keep only the valid positions below `max_positions`: bool (B, S) -> bool (B, S)."""
         return valid & (torch.arange(valid.shape[1], device=valid.device) < self.max_positions)
 
@@ -372,11 +372,8 @@ def additive_energies(
         uses = uses_of(keys)
     assert uses is not None
     if uses.converted is None:
-        convert = _plain
-        if prefers_sigmoid(keys):
-            convert = _exponentials if features is None else _doubled
         with torch.no_grad():
-            uses.converted = convert(keys.detach(), weight, projection)
+            uses.converted = _converted(keys.detach(), weight, projection)
     if not torch.is_grad_enabled():
         return _energies(query, features, uses.converted)
     operands = query, features, keys, weight, projection
@@ -401,26 +398,18 @@ class _Values(NamedTuple):
     total: Tensor | None  # (): sum(v) with the logistic function, None with tanh
 
 
-def _plain(keys: Tensor, weight: Tensor, projection: Tensor | None) -> _Values:
-    """Compute the values with tanh."""
+def _converted(keys: Tensor, weight: Tensor, projection: Tensor | None) -> _Values:
+    """Compute the values from keys k (B, S, A), v (1, A) and P (A, F); P is None if there are no features."""
     keys = wide(keys)
     weight = weight[0].to(keys.dtype)
-    projection = keys.new_empty(keys.shape[-1], 0) if projection is None else projection
-    return _Values(keys, weight, weight, projection.to(keys.dtype), weight.new_ones(()), None)
-
-
-def _doubled(keys: Tensor, weight: Tensor, projection: Tensor | None) -> _Values:
-    """Compute the values with the logistic function and features."""
-    plain = _plain(keys, weight, projection)
-    return plain._replace(
-        keys=2 * plain.keys, weight=2 * plain.weight, slope=4 * plain.weight, total=plain.weight.sum()
-    )
-
-
-def _exponentials(keys: Tensor, weight: Tensor, projection: Tensor | None) -> _Values:
-    """Compute the values with the logistic function, without features."""
-    doubled = _doubled(keys, weight, projection)
-    return doubled._replace(keys=doubled.keys.clamp_(-MAX_EXPONENT, MAX_EXPONENT).neg_().exp_())
+    one = weight.new_ones(())
+    matrix = keys.new_empty(keys.shape[-1], 0) if projection is None else projection.to(keys.dtype)
+    if not prefers_sigmoid(keys):
+        return _Values(keys, weight, weight, matrix, one, None)
+    keys = 2 * keys
+    if projection is None:
+        keys = keys.clamp_(-MAX_EXPONENT, MAX_EXPONENT).neg_().exp_()
+    return _Values(keys, 2 * weight, 4 * weight, matrix, one, weight.sum())
 
 
 def _energies(query: Tensor, features: Tensor | None, values: _Values) -> Tensor:

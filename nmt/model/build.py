@@ -14,14 +14,7 @@ from nmt.attention.alignment import (
     SampledAlignment,
     StraightThroughAlignment,
 )
-from nmt.attention.attention import (
-    Attention,
-    GlobalWindow,
-    LocalMonotonicWindow,
-    LocalPredictiveWindow,
-    MultiHeadAttention,
-    Window,
-)
+from nmt.attention.attention import Attention, MultiHeadAttention
 from nmt.attention.normalizers import (
     Chunk,
     EntmaxNormalizer,
@@ -47,10 +40,11 @@ from nmt.attention.scores import (
     ScaledDotScore,
     Score,
 )
+from nmt.attention.windows import GlobalWindow, LocalMonotonicWindow, LocalPredictiveWindow, Window
 from nmt.config.schema import model as schema
 from nmt.model.decoder import Decoder
 from nmt.model.latent import InferenceNetwork, LatentDecoder, LatentPosition
-from nmt.model.prediction import CopyGate, LexicalModel, Output, Readout
+from nmt.model.output import CopyGate, LexicalModel, Output, Readout
 from nmt.model.recurrent import Bridge, Encoder, Recurrent, SelfAttention, UpperLayers
 from nmt.model.seq2seq import EmbeddingDropout, Seq2Seq
 from nmt.ops.draws import Dropout

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from nmt.attention.attention import Attended, Attention, Memory, MultiHeadAttention, Steering, join_steps
 from nmt.attention.scores import Past
-from nmt.model.prediction import (
+from nmt.model.output import (
     CopyGate,
     Copying,
     LexicalModel,
@@ -297,10 +297,8 @@ class Decoder(nn.Module):
     - "first_layer": the query is the current state of the first layer, which depends on the words alone, and the
       context enters the layers above, `upper` (Wu et al. 2016, section 3; there with the previous state).
 
-    Training and scoring call `teacher_force`, which by default calls `forward`; only LatentDecoder overrides it.
-    If a step needs the attention or the readout of the previous step, `forward` calls `forward_stepped`, which loops
-    over the target positions. Otherwise it calls `forward_fused`, which computes all steps at once. A search calls
-    `step`.
+    Training and scoring call `forward`: by `forward_stepped` in a loop over the target positions, or by `forward_fused`
+    for all of them at once. A search calls `step`.
     """
 
     sums_over_positions = False  # do predictions sum over a latent source position? True in LatentDecoder
@@ -378,17 +376,21 @@ class Decoder(nn.Module):
         )
         return DecoderState(hypothesis, state, products, shares_source=not attention.reads_past)
 
-    def teacher_force(
-        self, embedded: Tensor, state: DecoderState, target: Tensor, output: Output, infer: Infer | None = None
+    def forward(
+        self,
+        embedded: Tensor,
+        state: DecoderState,
+        target: Tensor | None = None,
+        output: Output | None = None,
+        infer: Infer | None = None,
     ) -> Decoded:
-        """Predict all T steps from the embeddings (B, T, E) of the target, int64 (B, T) = <s> y_1 ... y_{T-1}.
+        """Predict all T steps from the embeddings (B, T, E) of the target, int64 (B, T) = <s> y_1 ... y_{T-1}: in a
+        loop if a step needs the attention or the readout of the previous step, else at once.
 
-        By default this calls `forward`. Only latent decoders read `target`, `output` and `infer`: they compute the
-        probabilities of the target tokens with `output`, and in training may take the distribution over source
-        positions from `infer`.
+        Only latent decoders read `target`, `output` and `infer`: they compute the probabilities of the target tokens
+        with `output`, and in training may take the distribution over source positions from `infer`.
         """
-        decoded: Decoded = self(embedded, state)
-        return decoded
+        return self.forward_stepped(embedded, state) if self.stepped else self.forward_fused(embedded, state)
 
     def observe(self, state: DecoderState, tokens: Tensor, output: OutputLayer) -> DecoderState:
         """Return the state that knows the previous tokens, int64 (N,), before a step.
@@ -406,10 +408,6 @@ class Decoder(nn.Module):
         Without a latent alignment these are the weights of `decoded`. counted: bool (B, T), False at padding.
         """
         return decoded.prediction.posterior_weights(decoded.weights, output.layer(), target)
-
-    def forward(self, embedded: Tensor, state: DecoderState) -> Decoded:
-        """Predict all T steps from the embeddings (B, T, E) of <s> y_1 ... y_{T-1}, in a loop or at once."""
-        return self.forward_stepped(embedded, state) if self.stepped else self.forward_fused(embedded, state)
 
     def forward_fused(self, embedded: Tensor, state: DecoderState) -> Decoded:
         """Predict all steps at once, with one call of each recurrent network and one of the attention."""

@@ -23,7 +23,7 @@ from nmt.model.decoder import (
     Inferred,
     Pending,
 )
-from nmt.model.prediction import Mixture, Output, OutputLayer, Prediction
+from nmt.model.output import Mixture, Output, OutputLayer, Prediction
 from nmt.model.recurrent import Recurrent, run_rnn
 from nmt.ops.draws import Dropout, draw
 from nmt.ops.products import deferring, product, rows, wide
@@ -79,10 +79,17 @@ class LatentDecoder(Decoder):
         self.chain = latent.first_order and at_once and not self.stepped and latent.observed and not latent.prior_share
         self.stepped = self.stepped or (latent.observed and not at_once)
 
-    def teacher_force(
-        self, embedded: Tensor, state: DecoderState, target: Tensor, output: Output, infer: Infer | None = None
+    def forward(
+        self,
+        embedded: Tensor,
+        state: DecoderState,
+        target: Tensor | None = None,
+        output: Output | None = None,
+        infer: Infer | None = None,
     ) -> Decoded:
         """See Decoder."""
+        assert target is not None
+        assert output is not None
         mixture = inferred = None
         if self.stepped:
             layer = output.layer()

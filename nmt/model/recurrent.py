@@ -252,7 +252,12 @@ def _run_layer(
     if start is None:
         zeros = gates.new_zeros(*gates.shape[:-3], B, rnn.hidden_size)
         start = zeros, zeros if isinstance(rnn, nn.LSTM) else None
-    hidden, cell = _run_cells(rnn, layer, gates, start)
+    state, states, layer = start, [], layer.deferred()
+    for step in gates.unbind(-3):
+        state = step_layer(rnn, layer, step, *state)
+        states.append(state)
+    hidden = torch.stack([h for h, _ in states], dim=-3)  # (T, B, H), or with D in front
+    cell = None if state[1] is None else torch.stack([c for _, c in states if c is not None], dim=-3)
     if D == 1:
         outputs = hidden.transpose(0, 1)
     else:
@@ -263,16 +268,6 @@ def _run_layer(
         return outputs, RecurrentState((hidden[-1],), () if cell is None else (cell[-1],))
     outputs = (outputs * order.valid).contiguous()
     return outputs, RecurrentState(*(() if part is None else _last(part, order) for part in (hidden, cell)))
-
-
-def _run_cells(rnn: Recurrent, layer: PreparedLayer, gates: Tensor, start: LayerState) -> tuple[Tensor, Tensor | None]:
-    """Run all steps: gates (T, B, G), initial state -> hidden and cell states (T, B, H), or all with D in front."""
-    state, states, layer = start, [], layer.deferred()
-    for step in gates.unbind(-3):
-        state = step_layer(rnn, layer, step, *state)
-        states.append(state)
-    hidden = torch.stack([h for h, _ in states], dim=-3)
-    return hidden, None if state[1] is None else torch.stack([c for _, c in states if c is not None], dim=-3)
 
 
 def _last(states: Tensor, order: _Order) -> tuple[Tensor, ...]:

@@ -143,6 +143,7 @@ def _copies(keys: Tensor, copies: int) -> Tensor:
 def _uniform(keys: Tensor, counters: Tensor | int) -> Tensor:
     """Hash int64 keys and counters, of shapes that broadcast, to float64 in [0, 1); float32 on MPS, which lacks
     float64."""
+    # The product of a tensor wraps around at 64 bits. That of a Python int must fit into an int64 before it is added.
     increments = counters * _INCREMENT if isinstance(counters, Tensor) else counters * _INCREMENT % 2**63
     bits = _shifted(_hash(keys + increments), 64 - _FRACTION_BITS)
     return bits.to(torch.float32 if bits.device.type == "mps" else torch.float64) * 2.0**-_FRACTION_BITS

@@ -223,8 +223,10 @@ def input_gradient(grads: Tensor, weight: Tensor) -> Tensor:
 
 def weight_gradient(inputs: Tensor, grads: Tensor) -> Tensor:
     """Compute the gradient of W in x W' from the gradient of the product: (..., N, I), (..., N, O) -> (..., O, I)."""
+    # The product is inputs' @ grads, so that `grads` is the operand which `uses_onednn` takes for a weight; the size of
+    # the result decides too. oneDNN copies its first operand, and `inputs` is usually the smaller one.
     large = inputs.shape[-1] * grads.shape[-1] >= MIN_WEIGHT
-    if large and uses_onednn(inputs, grads):  # oneDNN copies its first operand; `inputs` is usually the smaller one
+    if large and uses_onednn(inputs, grads):
         return matmul(inputs.mT, grads.mT).mT.contiguous()
     return grads.mT @ inputs
 

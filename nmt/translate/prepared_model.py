@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from nmt.attention.attention import Attended, Attention, Memory, MultiHeadAttention
 from nmt.attention.scores import Past
 from nmt.model.decoder import BatchProducts, DecoderState, Products
-from nmt.model.prediction import OutputLayer, within
+from nmt.model.output import OutputLayer, within
 from nmt.model.recurrent import PreparedLayer, prepare_layers
 from nmt.model.seq2seq import Ensemble, SearchEnsemble, Seq2Seq, StepOutput
 from nmt.ops.packed import Pack, pack, pack_int8
