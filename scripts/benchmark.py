@@ -41,7 +41,7 @@ from nmt.data.prepared import Prepared
 from nmt.model.build import build_model
 from nmt.model.checkpoints import new_model
 from nmt.model.decoder import Decoded
-from nmt.model.prediction import Readouts
+from nmt.model.output import Readouts
 from nmt.system.machine import Machine, fair_waiting, tune_memory
 from nmt.system.text_table import Column, decimals, markdown
 from nmt.training.losses import Objective

@@ -8,10 +8,11 @@ import time
 
 import torch
 
-from nmt.attention.attention import Attention, GlobalWindow, LocalMonotonicWindow, LocalPredictiveWindow, Window
+from nmt.attention.attention import Attention
 from nmt.attention.normalizers import SoftmaxNormalizer
 from nmt.attention.scores import AdditiveScore, GeneralScore, Score
-from nmt.ops.layers import loop
+from nmt.attention.windows import GlobalWindow, LocalMonotonicWindow, LocalPredictiveWindow, Window
+from nmt.ops.products import deferring
 from nmt.system.text_table import Column, decimals, markdown
 
 DIM, BATCH, REACH = 512, 8, 10
@@ -31,8 +32,10 @@ def seconds(score: Score, window: Window, length: int) -> float:
 
     def sentence(steps: int) -> float:
         began = time.perf_counter()
-        memory, past, total = attention.remember(states, valid), attention.start(valid), torch.zeros(())
-        with loop():  # as in a decoder, which computes the gradient of keys and values once for all steps
+        # As in a decoder, which computes the gradient of keys and values once for all steps.
+        memory = attention.remember(states, valid).shared()
+        past, total = attention.start(valid), torch.zeros(())
+        with deferring(attention):
             for _ in range(steps):
                 attended = attention.sequence(query, memory, past)
                 past, total = attended.past, total + attended.context.sum()

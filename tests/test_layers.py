@@ -19,7 +19,7 @@ SUBPACKAGES: dict[str, str] = {  # subpackage -> subpackages that it may import
     "training": "config system data ops attention model translate evaluate explain",
     "translate": "config system data ops attention model",
     "evaluate": "config system data translate explain",
-    "explain": "config system data ops attention model translate",
+    "explain": "config system data attention model translate",
     "compare": "config system data translate evaluate explain",
     "serve": "config system attention translate evaluate explain",
     "export": "config system data model translate evaluate",

@@ -1,5 +1,4 @@
-"""Attention, which joins a score, a window, a normalizer and an alignment: what these exchange, the windows, attention
-with one head and with several.
+"""Attention with one head and with several, which joins a score, a window, a normalizer and an alignment.
 
 Shapes: B batch, S source positions, T target positions, K hypotheses of a sentence, W source positions in a window,
 Q size of a query, M size of a value, A size of a key, F features, N heads, d size of a head, L steps that may be
@@ -16,7 +15,10 @@ from torch import Tensor, nn
 from nmt.attention.alignment import Aligned, Alignment, Choice
 from nmt.attention.normalizers import Chunk, Normalized, Normalizer
 from nmt.attention.scores import KeyUpdate, LinearCoverage, Past, Score
-from nmt.ops.layers import Linear, dropout, in_autocast_dtype, join, loop, map_tensors, product, rows, select, wide
+from nmt.attention.windows import Window
+from nmt.ops.draws import dropout
+from nmt.ops.products import Linear, defer, deferring, in_autocast_dtype, product, rows, wide
+from nmt.ops.trees import join, map_tensors, select
 
 
 class Steering(NamedTuple):
@@ -71,7 +73,15 @@ class Memory(NamedTuple):
             index = (index[:, None] * self.heads + torch.arange(self.heads, device=index.device)).flatten()
         by_sentence = (self.values, self.keys, self.valid, self.mask, self.chunk_keys, self.steering)
         values, keys, valid, mask, chunk_keys, steering = select(by_sentence, index)
-        return self._replace(values=values, keys=keys, valid=valid, mask=mask, chunk_keys=chunk_keys, steering=steering)
+        selected = self._replace(values=values, keys=keys, valid=valid, mask=mask, chunk_keys=chunk_keys)
+        return selected._replace(steering=steering).shared()
+
+    def shared(self) -> Self:
+        """Return the memory for a loop over steps: what it contributes to all steps is computed once, and so are its
+        gradients."""
+        (values,), (keys,) = defer(self.values, cast=False), defer(self.keys, cast=False)
+        (chunk_keys,) = (None,) if self.chunk_keys is None else defer(self.chunk_keys, cast=False)
+        return self._replace(values=values, keys=keys, chunk_keys=chunk_keys)
 
     def steered(self, steering: Steering) -> Self:
         """Return a memory with this `steering`, which has one row for each sentence. All heads use the row of
@@ -106,105 +116,13 @@ def join_steps(steps: Sequence[Attended]) -> Attended:
     only the next step needs, is left out."""
     context, weights, pasts, log_weights, _, choice, detail = zip(*steps, strict=True)
     return Attended(
-        join(context, 1),
-        join(weights, 1),
+        torch.cat(context, dim=1),
+        torch.cat(weights, dim=1),
         pasts[-1],
-        join(log_weights, 1),
-        choice=join(choice, 1),
-        detail=join(detail, 2),
+        None if log_weights[0] is None else torch.cat(log_weights, dim=1),
+        choice=None if choice[0] is None else join(choice, 1),
+        detail=None if detail[0] is None else join(detail, 2),
     )
-
-
-class Window(nn.Module):
-    """Decides which valid positions a query may attend to: all, or those within `reach` of a centre."""
-
-    reach: int | None = None  # D, the greatest distance from the centre; None for all positions
-
-    @property
-    def width(self) -> int:
-        """Return W = 2 D + 2, the number of successive positions that are read for a centre. A window holds at most
-        2 D + 1 positions, but rounding errors can shift the window by one position."""
-        assert self.reach is not None
-        return 2 * self.reach + 2
-
-    def narrows(self, length: int) -> bool:
-        """Check if reading only the window's positions is faster than reading all `length` positions under a mask."""
-        return self.reach is not None and 2 * self.width <= length
-
-    def positions(self, centres: Tensor, length: int) -> Tensor:
-        """Choose W successive positions for each centre: (B, T) -> int64 (B, T, W). The chosen positions include all
-        of the sentence's `length` positions that are within reach of the centre."""
-        assert self.reach is not None
-        first = (centres.detach().floor().long() - self.reach).clamp(0, length - self.width)
-        return first[:, :, None] + torch.arange(self.width, device=centres.device)
-
-    def centres(self, query: Tensor, valid: Tensor, steps: range) -> Tensor:
-        """Compute the centre of each query's window: (B, T, Q), bool (B, S) -> (B, T).
-
-        A centre is a source position, counted from 0, and may lie between two positions. steps: the T target positions,
-        counted from 0, or the one target position that all queries share.
-        """
-        raise NotImplementedError
-
-    def holds(self, offsets: Tensor) -> Tensor:
-        """Check which offsets (B, T, W) from the centre are within reach."""
-        assert self.reach is not None
-        return offsets.abs() <= self.reach
-
-    def falloff(self, offsets: Tensor) -> Tensor | None:
-        """Compute the factors that multiply the normalised weights: offsets from the centre (B, T, W) -> (B, T, W).
-        Returns None if the window has no such factors."""
-        return None
-
-
-class GlobalWindow(Window):
-    """Keeps all valid positions (Bahdanau et al. 2015)."""
-
-
-class LocalMonotonicWindow(Window):
-    """Keeps the positions in [p_t - D, p_t + D], where D = `reach` and the centre p_t is the target position t
-    (Luong et al. 2015, 3.2, local-m). If t is beyond the end of the source, the centre is the last position."""
-
-    def __init__(self, reach: int) -> None:
-        super().__init__()
-        self.reach = reach
-
-    def centres(self, query: Tensor, valid: Tensor, steps: range) -> Tensor:
-        """Compute p_t: (B, T, Q), bool (B, S) -> (B, T)."""
-        positions = torch.arange(steps.start, steps.stop, device=query.device)
-        last = valid.sum(1, keepdim=True) - 1
-        return positions.minimum(last.clamp(min=0)).float().expand(query.shape[:2])
-
-
-class LocalPredictiveWindow(Window):
-    """Keeps the positions in [p_t - D, p_t + D], where D = `reach` and the centre is predicted from the query q_t:
-    p_t = S sigmoid(v . tanh(W q_t) / sqrt(A))   (Luong et al. 2015, eq. 9 and 10, local-p; the paper has no sqrt(A)).
-
-    S is the length of the sentence, or the number of positions that a location score has if this is smaller; v (A) and
-    W (A, Q) are learned. Positions count from 0. A Gaussian around p_t with sigma = D/2 multiplies the weights. Through
-    this factor, the gradient reaches p_t.
-
-    With Adam, an update moves each element of v by about the learning rate, and v . tanh(W q_t) by up to A times as
-    much. Without the division by sqrt(A), a few updates move p_t to the start of the sentence, where the sigmoid
-    is flat.
-    """
-
-    def __init__(self, reach: int, query_dim: int, dim: int) -> None:
-        super().__init__()
-        self.reach = reach
-        self.centre_proj = Linear(query_dim, dim, bias=False)
-        self.centre = Linear(dim, 1, bias=False)
-        self.scale: float = dim**-0.5
-
-    def centres(self, query: Tensor, valid: Tensor, steps: range) -> Tensor:
-        """Compute p_t: (B, T, Q), bool (B, S) -> (B, T)."""
-        centre = self.scale * self.centre(torch.tanh(self.centre_proj(query))).squeeze(-1)
-        return valid.sum(1, keepdim=True) * torch.sigmoid(wide(centre))
-
-    def falloff(self, offsets: Tensor) -> Tensor:
-        """Compute exp(-offset^2 / (2 sigma^2)): (B, T, W) -> (B, T, W)."""
-        assert self.reach is not None
-        return torch.exp(offsets.square() * (-2 / self.reach**2))
 
 
 class Attention(nn.Module):
@@ -248,12 +166,12 @@ class Attention(nn.Module):
         if self.coverage is not None:
             keys = self.coverage.keys(keys)
             projections.append(self.coverage.key_projection())
-        valid = self.score.within_reach(valid)
+        valid = self.score.defined_at(valid)
         mask = None
         if nonempty and self.window.reach is None and self.normalizer.takes_masked:
             zeros = wide(torch.zeros_like(valid, dtype=values.dtype))
             mask = zeros.masked_fill(~valid, torch.finfo(zeros.dtype).min)[:, None]
-        memory = Memory(values, keys, valid, mask, _side_by_side(projections))
+        memory = Memory(values, keys, valid, mask, _cat_present(projections))
         if self.chunk is None:
             return memory
         score = self.chunk.score
@@ -287,8 +205,8 @@ class Attention(nn.Module):
         return attended._replace(past=past._replace(step=past.step + 1))
 
     def _step_by_step(self, query: Tensor, memory: Memory, past: Past) -> Attended:
-        steps: list[Attended] = []
-        with loop():
+        steps, memory = list[Attended](), memory.shared()
+        with deferring(self):
             for query_t in query.unbind(1):
                 steps.append(self.step(query_t[:, None], memory, past))
                 past = steps[-1].past
@@ -367,7 +285,7 @@ class Attention(nn.Module):
         if memory.projection is None:
             return None
         covered = None if self.coverage is None else self.coverage.key_features(past)
-        features = _side_by_side([self.score.key_features(past), covered])
+        features = _cat_present([self.score.key_features(past), covered])
         assert features is not None
         return KeyUpdate(features, memory.projection)
 
@@ -455,7 +373,7 @@ class MultiHeadAttention(nn.Module):
         return folded.view(-1, self.heads, *folded.shape[1:])
 
 
-def _side_by_side(parts: Sequence[Tensor | None]) -> Tensor | None:
+def _cat_present(parts: Sequence[Tensor | None]) -> Tensor | None:
     """Concatenate the tensors among `parts` along their last axis; None if there are none."""
     present = [part for part in parts if part is not None]
     if len(present) < 2:  # noqa: PLR2004

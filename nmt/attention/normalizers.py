@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from nmt.attention.scores import Past, Score
-from nmt.ops.layers import wide, wide_dtype
+from nmt.ops.products import wide, wide_dtype
 
 SATURATED = 40.0  # from this x on, softplus(x) equals x to the last bit of float64
 FARTHEST = 1e3  # constrained sparsemax raises lower energies to this distance below the greatest one

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from nmt.ops.layers import Deferred, Linear, defer_gradient, linear, wide
+from nmt.ops.products import Buffer, Linear, Uses, defer, in_autocast_dtype, linear, uses_of, wide
 
 # `GaussianMixtureScore` limits the logarithms of its steps and of beta to this: no sentence is as long as e^15
 # positions, and the square of e^15 is finite in float32.
@@ -69,7 +69,7 @@ class Score(nn.Module):
     state, k_s the key and q_t the query. Letters that a class does not define are learned parameters.
     """
 
-    def within_reach(self, valid: Tensor) -> Tensor:
+    def defined_at(self, valid: Tensor) -> Tensor:
         """Keep only those valid positions for which the score is defined: bool (B, S) -> bool (B, S)."""
         return valid
 
@@ -96,6 +96,10 @@ class Score(nn.Module):
 
 class DotScore(Score):
     """Computes e_ts = q_t . h_s   (Luong et al. 2015, eq. 7, dot)."""
+
+    def keys(self, memory: Tensor) -> Tensor:
+        """Return the encoder states as keys, in the dtype of products: (B, S, M) -> (B, S, M)."""
+        return in_autocast_dtype(memory)
 
     def forward(self, query: Tensor, keys: Tensor, update: KeyUpdate | None = None) -> Tensor:
         """Compute energies without a mask: (B, T, Q), (B, S, A) -> (B, T, S), where Q = A."""
@@ -237,7 +241,7 @@ class LocationScore(Score):
         self.max_positions = max_positions
         self.positions = Linear(query_dim, max_positions, bias=False)
 
-    def within_reach(self, valid: Tensor) -> Tensor:
+    def defined_at(self, valid: Tensor) -> Tensor:
         """Keep only the valid positions below `max_positions`: bool (B, S) -> bool (B, S)."""
         return valid & (torch.arange(valid.shape[1], device=valid.device) < self.max_positions)
 
@@ -354,7 +358,8 @@ def additive_energies(
     float32 or wider.
 
     The hidden units (B, T, S, A), which are the values of tanh, are not stored. The backward pass computes them again
-    from the queries, the features and the keys. Inside a `loop` (nmt.ops.layers), all steps share one copy of the keys.
+    from the queries, the features and the keys. Calls with the same deferred keys (nmt.ops.products) share one copy of
+    the keys and one sum of their gradients.
 
     On a CPU, the logistic function sigmoid, which is several times faster, replaces tanh. As tanh(x) =
     2 sigmoid(2 x) - 1, the energies are 2 v . sigmoid(2 q + 2 k + 2 P f) - sum(v). Without features, sigmoid(2 q + 2 k)
@@ -362,13 +367,17 @@ def additive_energies(
     the exponentials, q and k are clamped to [-43, 43]. The clamping matters only where q and k have opposite signs, and
     both |q| and |k| are near 43 or greater.
     """
-    convert = _plain
-    if prefers_sigmoid(keys):
-        convert = _exponentials if features is None else _doubled
-    shared = defer_gradient((keys, weight, projection), _gradients, convert)
+    if (uses := uses_of(keys)) is None:
+        (keys,) = defer(keys, cast=False)
+        uses = uses_of(keys)
+    assert uses is not None
+    if uses.converted is None:
+        with torch.no_grad():
+            uses.converted = _converted(keys.detach(), weight, projection)
     if not torch.is_grad_enabled():
-        return _energies(query, features, _Values(*shared.values))  # type: ignore[arg-type]
-    energies: Tensor = _Energies.apply(query, features, shared.anchor, shared.pending, *shared.values)  # type: ignore[no-untyped-call]
+        return _energies(query, features, uses.converted)
+    operands = query, features, keys, weight, projection
+    energies: Tensor = _Energies.apply(*operands, uses, *uses.converted)  # type: ignore[no-untyped-call]
     return energies
 
 
@@ -389,26 +398,18 @@ class _Values(NamedTuple):
     total: Tensor | None  # (): sum(v) with the logistic function, None with tanh
 
 
-def _plain(keys: Tensor, weight: Tensor, projection: Tensor | None) -> _Values:
-    """Compute the values with tanh."""
+def _converted(keys: Tensor, weight: Tensor, projection: Tensor | None) -> _Values:
+    """Compute the values from keys k (B, S, A), v (1, A) and P (A, F); P is None if there are no features."""
     keys = wide(keys)
     weight = weight[0].to(keys.dtype)
-    projection = keys.new_empty(keys.shape[-1], 0) if projection is None else projection
-    return _Values(keys, weight, weight, projection.to(keys.dtype), weight.new_ones(()), None)
-
-
-def _doubled(keys: Tensor, weight: Tensor, projection: Tensor | None) -> _Values:
-    """Compute the values with the logistic function and features."""
-    plain = _plain(keys, weight, projection)
-    return plain._replace(
-        keys=2 * plain.keys, weight=2 * plain.weight, slope=4 * plain.weight, total=plain.weight.sum()
-    )
-
-
-def _exponentials(keys: Tensor, weight: Tensor, projection: Tensor | None) -> _Values:
-    """Compute the values with the logistic function, without features."""
-    doubled = _doubled(keys, weight, projection)
-    return doubled._replace(keys=doubled.keys.clamp_(-MAX_EXPONENT, MAX_EXPONENT).neg_().exp_())
+    one = weight.new_ones(())
+    matrix = keys.new_empty(keys.shape[-1], 0) if projection is None else projection.to(keys.dtype)
+    if not prefers_sigmoid(keys):
+        return _Values(keys, weight, weight, matrix, one, None)
+    keys = 2 * keys
+    if projection is None:
+        keys = keys.clamp_(-MAX_EXPONENT, MAX_EXPONENT).neg_().exp_()
+    return _Values(keys, 2 * weight, 4 * weight, matrix, one, weight.sum())
 
 
 def _energies(query: Tensor, features: Tensor | None, values: _Values) -> Tensor:
@@ -444,12 +445,15 @@ class _Energies(torch.autograd.Function):
         ctx: Any,  # noqa: ANN401
         query: Tensor,
         features: Tensor | None,
-        anchor: Tensor,
-        pending: Deferred,
+        keys: Tensor,
+        weight: Tensor,
+        projection: Tensor | None,
+        uses: Uses,
         *values: Tensor,
     ) -> Tensor:
         read = _Values(*values)
-        ctx.pending, ctx.dtypes = pending, (query.dtype, None if features is None else features.dtype)
+        ctx.uses = uses
+        ctx.dtypes = [None if part is None else part.dtype for part in (query, features, weight, projection)]
         query = query.to(read.keys.dtype)
         features = None if features is None else features.to(read.keys.dtype)
         ctx.save_for_backward(query, features, *values)
@@ -460,51 +464,34 @@ class _Energies(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         query, features, *saved = ctx.saved_tensors
         values = _Values(*saved)
-        needs_sums = ctx.needs_input_grad[2]
-        ctx.pending.begin()
-        if needs_sums and not ctx.pending:
-            ctx.pending.append(_Sums(values))
+        logistic, needs_weight, keys = values.total is not None, ctx.needs_input_grad[3], None
+        if ctx.needs_input_grad[2]:
+            keys = ctx.uses.sums(Buffer, lambda: Buffer(torch.zeros_like(values.keys), values.slope))
         hidden_units = _hidden_units(features, values)
-        query_grads, features_grad = [], None if features is None else torch.zeros_like(features)
+        weight_grad = -grad.sum() if logistic else grad.new_zeros(())
+        query_grads, features_grad, projection_grad = [], None, None
+        if features is not None:
+            features_grad, projection_grad = torch.zeros_like(features), torch.zeros_like(values.projection)
         for t in range(query.shape[1]):
             part = grad[:, t]
             hidden = hidden_units(query, slice(None), slice(t, t + 1))[:, 0]  # (B, S, A)
-            if needs_sums:
-                ctx.pending[0].add_weight(part, hidden)
+            if needs_weight:
+                rows = part.reshape(1, -1), hidden.flatten(0, 1)
+                weight_grad = torch.addmm(weight_grad, *rows, alpha=2 if logistic else 1)
             slope = _slope(hidden, values)
             query_grads.append(torch.bmm(part[:, None], slope))
-            if needs_sums:
-                ctx.pending[0].keys.addcmul_(part[..., None], slope)
-            if features is not None and features_grad is not None:
-                if needs_sums:
-                    scaled = (part[..., None] * features).flatten(0, 1)
-                    ctx.pending[0].projection += slope.flatten(0, 1).t() @ scaled
+            if keys is not None:
+                keys.total.addcmul_(part[..., None], slope)
+            if features_grad is not None:
+                projection_grad += slope.flatten(0, 1).t() @ (part[..., None] * features).flatten(0, 1)
                 features_grad.addcmul_(part[..., None], slope @ (values.slope[:, None] * values.projection))
         query_grad = query_grads[0] if len(query_grads) == 1 else torch.cat(query_grads, dim=1)
-        query_grad = (query_grad * values.slope).to(ctx.dtypes[0])
-        return query_grad, None if features_grad is None else features_grad.to(ctx.dtypes[1]), *[None] * 8
-
-
-class _Sums:
-    """Sums over all queries. `_gradients` makes them the gradients of the keys, of v and of the projection."""
-
-    def __init__(self, values: _Values) -> None:
-        self.slope, self.logistic = values.slope, values.total is not None
-        self.keys, self.projection = torch.zeros_like(values.keys), torch.zeros_like(values.projection)
-        self.weight = values.weight.new_zeros(1, len(values.weight))
-        self.grads = values.keys.new_zeros(values.keys.shape[:2])
-
-    def add_weight(self, grads: Tensor, hidden: Tensor) -> None:
-        """Add one query's term of the gradient of v: gradients (B, S) of its energies, hidden units (B, S, A)."""
-        self.weight.addmm_(grads.reshape(1, -1), hidden.flatten(0, 1))
-        if self.logistic:
-            self.grads += grads
-
-
-def _gradients(pending: Deferred) -> tuple[Tensor, ...]:
-    (sums,) = pending
-    weight = sums.weight.mul_(2).sub_(sums.grads.sum()) if sums.logistic else sums.weight
-    return sums.keys.mul_(sums.slope), weight, sums.projection.mul_(sums.slope[:, None])
+        query_grad = query_grad * values.slope
+        if projection_grad is not None:
+            projection_grad.mul_(values.slope[:, None])
+        gradients = query_grad, features_grad, weight_grad if needs_weight else None, projection_grad
+        typed = [part if part is None else part.to(dtype) for part, dtype in zip(gradients, ctx.dtypes, strict=True)]
+        return *typed[:2], None, *typed[2:], *[None] * 7
 
 
 def _slope(hidden: Tensor, values: _Values) -> Tensor:

@@ -19,12 +19,11 @@ from nmt.config.errors import UserError
 from nmt.data.batching import Batch, collate
 from nmt.data.word_alignment import Weights
 from nmt.model.seq2seq import Seq2Seq
-from nmt.ops.layers import evaluation_mode
 from nmt.translate.guidance import prefix_tokens
 from nmt.translate.search import Attend
 from nmt.translate.selection import Node
 from nmt.translate.translation import Translation
-from nmt.translate.translator import Translator
+from nmt.translate.translator import Translator, evaluation_mode
 
 COPIES = 32  # copies of a sentence pair in a batch, at most; each gives the gradient of one target token
 CELLS = COPIES * 64 * 64  # copies x target tokens x source tokens of a batch, at most: limits its memory

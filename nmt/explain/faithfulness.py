@@ -22,11 +22,10 @@ from nmt.data.batching import Batch, collate
 from nmt.data.tokenizer import encode_lines
 from nmt.data.word_alignment import Link, alignment_error_rate, attention_to_links, parse_pharaoh
 from nmt.explain.explanation import saliency, token_log_probs
-from nmt.model.prediction import NEVER
+from nmt.model.output import NEVER
 from nmt.model.seq2seq import Seq2Seq
-from nmt.ops.layers import evaluation_mode
 from nmt.system.machine import retry_in_halves
-from nmt.translate.translator import Translator
+from nmt.translate.translator import Translator, evaluation_mode
 
 Array = NDArray[np.floating[Any]]
 

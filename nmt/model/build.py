@@ -11,22 +11,16 @@ from torch.overrides import TorchFunctionMode
 
 from nmt.attention import normalizers, scores
 from nmt.attention.alignment import Alignment, Policy, SampledAlignment, StraightThroughAlignment
-from nmt.attention.attention import (
-    Attention,
-    GlobalWindow,
-    LocalMonotonicWindow,
-    LocalPredictiveWindow,
-    MultiHeadAttention,
-    Window,
-)
+from nmt.attention.attention import Attention, MultiHeadAttention
+from nmt.attention.windows import GlobalWindow, LocalMonotonicWindow, LocalPredictiveWindow, Window
 from nmt.config.schema import model as schema
 from nmt.config.schema.base import Section
 from nmt.model.decoder import Decoder
 from nmt.model.latent import InferenceNetwork, LatentDecoder, LatentPosition
-from nmt.model.prediction import CopyGate, LexicalModel, Output, Readout
+from nmt.model.output import CopyGate, LexicalModel, Output, Readout
 from nmt.model.recurrent import Bridge, Encoder, Recurrent, SelfAttention, UpperLayers
 from nmt.model.seq2seq import EmbeddingDropout, Seq2Seq
-from nmt.ops.layers import Dropout
+from nmt.ops.draws import Dropout
 
 # The parts of an attention: the section of the configuration that chooses a part, and the class that it configures.
 SCORES: dict[type[Section], type[scores.Score]] = {

@@ -7,7 +7,7 @@ readout before its activation, G gates x H, V vocabulary.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol, Self
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from nmt.attention.attention import Attended, Attention, Memory, MultiHeadAttention, Steering, join_steps
 from nmt.attention.scores import Past
-from nmt.model.prediction import (
+from nmt.model.output import (
     CopyGate,
     Copying,
     LexicalModel,
@@ -38,7 +38,9 @@ from nmt.model.recurrent import (
     run_rnn,
     step_layer,
 )
-from nmt.ops.layers import Dropout, dropout, linear, loop, select
+from nmt.ops.draws import Dropout, dropout
+from nmt.ops.products import defer, deferring, linear
+from nmt.ops.trees import select
 
 
 class StepAttention(Protocol):
@@ -67,6 +69,10 @@ class Products(ABC):
     readout: Readout
     attention: StepAttention | None
     lexical: LexicalModel | None
+
+    def deferred(self) -> Self:
+        """Return the products for a loop over steps, which defer the gradients of their parameters."""
+        return self
 
     @abstractmethod
     def word_gates(self, word: Tensor, fixed: Tensor | None) -> Tensor:
@@ -112,9 +118,19 @@ class BatchProducts(Products):
     word: Tensor  # (G, E) multiplies the previous word
     fixed: Tensor  # (G, M) multiplies the fixed vector; (G, 0) without one
     fed: Tensor  # (G, ...) multiplies the context and the previous readout, which only the step computes
-    # Two groups of columns of the readout's W: (P, H + E) multiplies output and word, (P, M) multiplies the context.
-    # None unless predictions sum over source positions.
-    readout_parts: tuple[Tensor, Tensor] | None = None
+    # Parts of the readout's W and b: (P, H + E) multiplies output and word, (P,) is added, (P, M) multiplies the
+    # context. None unless predictions sum over source positions.
+    readout_parts: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def deferred(self) -> Self:
+        conditional, parts = self.conditional, self.readout_parts
+        return replace(
+            self,
+            layers=[layer.deferred() for layer in self.layers],
+            conditional=None if conditional is None else conditional.deferred(),
+            fed=defer(self.fed)[0],
+            readout_parts=None if parts is None else (*defer(*parts[:2]), parts[2]),
+        )
 
     def word_gates(self, word: Tensor, fixed: Tensor | None) -> Tensor:
         gates = linear(word, self.word, self.layers[0].bias_ih)
@@ -144,11 +160,11 @@ class BatchProducts(Products):
     def read_out_partly(self, output: Tensor, word: Tensor) -> Tensor:
         assert self.readout_parts is not None
         inputs = torch.cat([output, word], dim=-1) if self.readout.sizes[2] else output
-        return linear(inputs, self.readout_parts[0], self.readout.proj.bias)
+        return linear(inputs, *self.readout_parts[:2])
 
     def contexts(self, values: Tensor) -> Tensor:
         assert self.readout_parts is not None
-        return linear(values, self.readout_parts[1])
+        return linear(values, self.readout_parts[2])
 
 
 class Pending(NamedTuple):
@@ -188,6 +204,14 @@ class DecoderState(NamedTuple):
     source: SourceState | None  # None without attention
     products: Products
     shares_source: bool = False  # do the hypotheses of a sentence share one row of `source`?
+
+    def shared(self) -> Self:
+        """Return the state for a loop over steps, which share the computations and gradients of products and memory."""
+        source = self.source
+        if source is not None:
+            (contexts,) = (None,) if source.contexts is None else defer(source.contexts, cast=False)
+            source = source._replace(memory=source.memory.shared(), contexts=contexts)
+        return self._replace(products=self.products.deferred(), source=source)
 
     def attended_source(self) -> SourceState:
         """Return `source` of a decoder with attention, where it is not None."""
@@ -273,10 +297,8 @@ class Decoder(nn.Module):
     - "first_layer": the query is the current state of the first layer, which depends on the words alone, and the
       context enters the layers above, `upper` (Wu et al. 2016, section 3; there with the previous state).
 
-    Training and scoring call `teacher_force`, which by default calls `forward`; only LatentDecoder overrides it.
-    If a step needs the attention or the readout of the previous step, `forward` calls `forward_stepped`, which loops
-    over the target positions. Otherwise it calls `forward_fused`, which computes all steps at once. A search calls
-    `step`.
+    Training and scoring call `forward`: by `forward_stepped` in a loop over the target positions, or by `forward_fused`
+    for all of them at once. A search calls `step`.
     """
 
     sums_over_positions = False  # do predictions sum over a latent source position? True in LatentDecoder
@@ -354,17 +376,21 @@ class Decoder(nn.Module):
         )
         return DecoderState(hypothesis, state, products, shares_source=not attention.reads_past)
 
-    def teacher_force(
-        self, embedded: Tensor, state: DecoderState, target: Tensor, output: Output, infer: Infer | None = None
+    def forward(
+        self,
+        embedded: Tensor,
+        state: DecoderState,
+        target: Tensor | None = None,
+        output: Output | None = None,
+        infer: Infer | None = None,
     ) -> Decoded:
-        """Predict all T steps from the embeddings (B, T, E) of the target, int64 (B, T) = <s> y_1 ... y_{T-1}.
+        """Predict all T steps from the embeddings (B, T, E) of the target, int64 (B, T) = <s> y_1 ... y_{T-1}: in a
+        loop if a step needs the attention or the readout of the previous step, else at once.
 
-        By default this calls `forward`. Only latent decoders read `target`, `output` and `infer`: they compute the
-        probabilities of the target tokens with `output`, and in training may take the distribution over source
-        positions from `infer`.
+        Only latent decoders read `target`, `output` and `infer`: they compute the probabilities of the target tokens
+        with `output`, and in training may take the distribution over source positions from `infer`.
         """
-        decoded: Decoded = self(embedded, state)
-        return decoded
+        return self.forward_stepped(embedded, state) if self.stepped else self.forward_fused(embedded, state)
 
     def observe(self, state: DecoderState, tokens: Tensor, output: OutputLayer) -> DecoderState:
         """Return the state that knows the previous tokens, int64 (N,), before a step.
@@ -382,10 +408,6 @@ class Decoder(nn.Module):
         Without a latent alignment these are the weights of `decoded`. counted: bool (B, T), False at padding.
         """
         return decoded.prediction.posterior_weights(decoded.weights, output.layer(), target)
-
-    def forward(self, embedded: Tensor, state: DecoderState) -> Decoded:
-        """Predict all T steps from the embeddings (B, T, E) of <s> y_1 ... y_{T-1}, in a loop or at once."""
-        return self.forward_stepped(embedded, state) if self.stepped else self.forward_fused(embedded, state)
 
     def forward_fused(self, embedded: Tensor, state: DecoderState) -> Decoded:
         """Predict all steps at once, with one call of each recurrent network and one of the attention."""
@@ -437,7 +459,8 @@ class Decoder(nn.Module):
     def _run_steps(self, embedded: Tensor, state: DecoderState, observe: Observe | None = None) -> "list[DecoderStep]":
         gates = state.products.word_gates(embedded, state.hypothesis.fixed)
         steps: list[DecoderStep] = []
-        with loop():
+        state = state.shared()
+        with deferring(self.attention, self.readout, self.lexical):
             for t, (gates_t, word) in enumerate(zip(gates.unbind(1), embedded.unbind(1), strict=True)):
                 state = state if observe is None else observe(t, state)
                 steps.append(self._decode_step(gates_t, word, state))

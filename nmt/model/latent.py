@@ -23,10 +23,11 @@ from nmt.model.decoder import (
     Inferred,
     Pending,
 )
-from nmt.model.prediction import Mixture, Output, OutputLayer, Prediction
+from nmt.model.output import Mixture, Output, OutputLayer, Prediction
 from nmt.model.recurrent import Recurrent, run_rnn
-from nmt.ops.draws import draw
-from nmt.ops.layers import Dropout, join, loop, map_tensors, product, rows, wide
+from nmt.ops.draws import Dropout, draw
+from nmt.ops.products import deferring, product, rows, wide
+from nmt.ops.trees import join, map_tensors
 
 
 class LatentPosition(NamedTuple):
@@ -78,10 +79,17 @@ class LatentDecoder(Decoder):
         self.chain = latent.first_order and at_once and not self.stepped and latent.observed and not latent.prior_share
         self.stepped = self.stepped or (latent.observed and not at_once)
 
-    def teacher_force(
-        self, embedded: Tensor, state: DecoderState, target: Tensor, output: Output, infer: Infer | None = None
+    def forward(
+        self,
+        embedded: Tensor,
+        state: DecoderState,
+        target: Tensor | None = None,
+        output: Output | None = None,
+        infer: Infer | None = None,
     ) -> Decoded:
         """See Decoder."""
+        assert target is not None
+        assert output is not None
         mixture = inferred = None
         if self.stepped:
             layer = output.layer()
@@ -120,8 +128,8 @@ class LatentDecoder(Decoder):
         everywhere = memory.valid[:, None].expand(B, T, S).to(hidden.dtype)
         mixture, _ = self._mix(hidden, everywhere, embedded, state)
         log_probs = mixture.before_last().token_log_probs(output, target[:, 1:])
-        steps = []
-        with loop():
+        steps, memory = [], memory.shared()
+        with deferring(self.attention):
             for t, query in enumerate(hidden.unbind(1)):
                 steps.append(self.attention.step(query[:, None], memory, past))
                 past = steps[-1].past

@@ -17,7 +17,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from nmt.attention.attention import Attention, MultiHeadAttention
-from nmt.ops.layers import Dropout, Linear, Weight, dropout, in_autocast_dtype, linear, loop, swap_rows
+from nmt.ops.draws import Dropout, dropout
+from nmt.ops.products import Linear, Weight, defer, in_autocast_dtype, linear
 
 Recurrent = nn.RNN | nn.GRU | nn.LSTM
 LayerState = tuple[Tensor, Tensor | None]
@@ -49,6 +50,14 @@ class PreparedLayer(NamedTuple):
     bias_ih: Tensor  # (G,)
     bias_hh: Tensor  # (G,)
     residual: bool  # is the input added to the output?
+
+    def deferred(self) -> Self:
+        """Return the layer for a loop over steps, which defer the gradients of its parameters."""
+        if not isinstance(self.weight_ih, Tensor) or not isinstance(self.weight_hh, Tensor):
+            return self  # packed for a search, which has no gradients
+        weight_ih, bias_ih = defer(self.weight_ih, self.bias_ih)
+        weight_hh, bias_hh = defer(self.weight_hh, self.bias_hh)
+        return self._replace(weight_ih=weight_ih, weight_hh=weight_hh, bias_ih=bias_ih, bias_hh=bias_hh)
 
 
 def prepare_layers(rnn: Recurrent, residual: int = 0, below: int = 0) -> list[PreparedLayer]:
@@ -209,6 +218,26 @@ class _Order:
         self.reverse = (reverse * B + rows).flatten()
 
 
+def swap_rows(tensor: Tensor, index: Tensor) -> Tensor:
+    """Reorder all rows: (N, D), int64 (N,) -> (N, D). The index must be its own inverse, index[index[n]] = n, because
+    it also reorders the gradient."""
+    swapped: Tensor = _Swap.apply(tensor, index)  # type: ignore[no-untyped-call]
+    return swapped
+
+
+class _Swap(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, index: Tensor) -> Tensor:  # noqa: ANN401
+        ctx.save_for_backward(index)
+        return tensor.index_select(0, index)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
+        (index,) = ctx.saved_tensors
+        return grad.index_select(0, index), None
+
+
 def _run_layer(
     rnn: Recurrent, layer: PreparedLayer, inputs: Tensor, order: _Order | None, start: LayerState | None
 ) -> tuple[Tensor, RecurrentState]:
@@ -223,7 +252,12 @@ def _run_layer(
     if start is None:
         zeros = gates.new_zeros(*gates.shape[:-3], B, rnn.hidden_size)
         start = zeros, zeros if isinstance(rnn, nn.LSTM) else None
-    hidden, cell = _run_cells(rnn, layer, gates, start)
+    state, states, layer = start, [], layer.deferred()
+    for step in gates.unbind(-3):
+        state = step_layer(rnn, layer, step, *state)
+        states.append(state)
+    hidden = torch.stack([h for h, _ in states], dim=-3)  # (T, B, H), or with D in front
+    cell = None if state[1] is None else torch.stack([c for _, c in states if c is not None], dim=-3)
     if D == 1:
         outputs = hidden.transpose(0, 1)
     else:
@@ -234,17 +268,6 @@ def _run_layer(
         return outputs, RecurrentState((hidden[-1],), () if cell is None else (cell[-1],))
     outputs = (outputs * order.valid).contiguous()
     return outputs, RecurrentState(*(() if part is None else _last(part, order) for part in (hidden, cell)))
-
-
-def _run_cells(rnn: Recurrent, layer: PreparedLayer, gates: Tensor, start: LayerState) -> tuple[Tensor, Tensor | None]:
-    """Run all steps: gates (T, B, G), initial state -> hidden and cell states (T, B, H), or all with D in front."""
-    state, states = start, []
-    with loop():
-        for step in gates.unbind(-3):
-            state = step_layer(rnn, layer, step, *state)
-            states.append(state)
-    hidden = torch.stack([h for h, _ in states], dim=-3)
-    return hidden, None if state[1] is None else torch.stack([c for _, c in states if c is not None], dim=-3)
 
 
 def _last(states: Tensor, order: _Order) -> tuple[Tensor, ...]:

@@ -16,10 +16,10 @@ from nmt.attention.attention import Detail, Steering
 from nmt.attention.normalizers import SoftmaxNormalizer
 from nmt.model.decoder import Decoded, Decoder, DecoderState, Infer, Inferred
 from nmt.model.latent import InferenceNetwork
-from nmt.model.prediction import Output, Prediction
+from nmt.model.output import Output, Prediction
 from nmt.model.recurrent import Bridge, Encoder
-from nmt.ops.layers import Dropout, dropout
-from nmt.ops.output_loss import Criterion, OutputLoss, cross_entropy
+from nmt.ops.draws import Dropout, dropout
+from nmt.ops.output_loss import cross_entropy
 
 
 class State(Protocol):
@@ -153,7 +153,8 @@ class Seq2Seq(nn.Module):
         infer: Infer | None = None
         if self.inference is not None and target_out is not None:
             infer = partial(self._infer, target_out, state)
-        return self.decoder.teacher_force(embedded, state, target, self.output, infer)
+        decoded: Decoded = self.decoder(embedded, state, target, self.output, infer)
+        return decoded
 
     def _infer(self, target_out: Tensor, state: DecoderState, prior: Tensor) -> Inferred:
         """Run the inference network: y_1 ... y_T int64 (B, T), prior (B, T, S) -> distribution q over positions."""
@@ -163,16 +164,10 @@ class Seq2Seq(nn.Module):
         inferred: Inferred = self.inference(embedded, lengths, state.attended_source().memory.values, prior)
         return inferred
 
-    def loss(
-        self, prediction: Prediction, targets: Tensor, pad: int, criterion: Criterion, *by_position: Tensor
-    ) -> OutputLoss:
-        """Compute a criterion with this model's output layer. The arguments are those of `Prediction.loss`."""
-        return prediction.loss(self.output.layer(), targets, pad, criterion, *by_position)
-
     @torch.no_grad()
     def log_probs(self, prediction: Prediction, targets: Tensor, pad: int) -> Tensor:
         """Compute log p(y_t | y_1 ... y_{t-1}, x) of y_1 ... y_T, int64 (B, T) -> (B, T), 0 at padding."""
-        return -self.loss(prediction, targets, pad, _negative_log_likelihood).terms["nll"]
+        return -prediction.loss(self.output.layer(), targets, pad, _negative_log_likelihood).terms["nll"]
 
     def force(
         self,

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from nmt.ops.layers import (
+from nmt.ops.products import (
     Weight,
     in_autocast_dtype,
     input_gradient,

@@ -16,7 +16,6 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, NamedTuple, NoReturn, Self, TypeVar
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
@@ -270,11 +269,6 @@ def _fresh_store() -> Store:
             store.set_timeout(MAX_WAIT)
             return store
         time.sleep(0.1)
-
-
-def seed_draws(seed: int, step: int, rank: int) -> None:
-    """Seed torch's global generators for an update, so that its random numbers do not depend on earlier updates."""
-    torch.manual_seed(int(np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0]))
 
 
 @contextmanager

@@ -29,11 +29,11 @@ from nmt.config.schema import training as schema
 from nmt.config.schema.model import LinearCoverage, Sampled, ScoredAttention, Variational
 from nmt.data.batching import Batch
 from nmt.model.decoder import Decoded
-from nmt.model.prediction import Components, Readouts
+from nmt.model.output import Components, Readouts
 from nmt.model.seq2seq import Seq2Seq
 from nmt.ops.draws import SentenceDraws, copied_draws, sentence_draws, sentence_keys
-from nmt.ops.layers import in_autocast_dtype
 from nmt.ops.output_loss import Criterion, cross_entropy
+from nmt.ops.products import in_autocast_dtype
 
 Terms = dict[str, Tensor]
 
@@ -92,7 +92,7 @@ def mean_probabilities(
 ) -> Tensor:
     """Average the distributions that several models predict at n target positions -> (n, V).
 
-    components: the tensors of nmt.model.prediction.Components, model after model. output_layers: the weight (V, R) and
+    components: the tensors of nmt.model.output.Components, model after model. output_layers: the weight (V, R) and
     the bias (V,) of each model's output layer, where R is the size of a readout.
     """
     fields = len(Components._fields)
@@ -129,15 +129,13 @@ class TokenLoss:
 
         By default there is a single pass, which decodes each sentence once.
         """
-        repeated = repeat(batch, self.passes)
-        # By default there is one pass: row n is sentence n, and every row belongs to pass 0. With R-Drop, row n is
-        # sentence n % B in pass n // B, and `copied_draws` gives each pass of a sentence different random numbers.
-        rows = torch.arange(len(repeated.source))
-        with copied_draws(rows % len(batch.source), rows // len(batch.source)):
-            decoded: Decoded = self.model(
-                repeated.source, repeated.lengths, repeated.target_in, target_out=repeated.target_out
-            )
-        return self.of_decoded(repeated, decoded, batch.target_out)
+        targets, B = batch.target_out, len(batch.source)
+        if self.passes > 1:
+            batch = repeat(batch, self.passes)
+        rows = torch.arange(len(batch.source))
+        with copied_draws(rows % B, rows // B):  # row n is sentence n % B in pass n // B
+            decoded: Decoded = self.model(batch.source, batch.lengths, batch.target_in, batch.target_out)
+        return self.of_decoded(batch, decoded, targets)
 
     def of_decoded(self, batch: Batch, decoded: Decoded, targets: Tensor) -> TokenPrediction:
         """Compute the loss of each target token from what all passes decoded.
@@ -145,7 +143,7 @@ class TokenLoss:
         batch: the batch repeated for each pass; targets: (B, T), not repeated.
         """
         criterion, inputs = self.with_inputs(batch)
-        total, terms = self.model.loss(decoded.prediction, targets, self.pad, criterion, *inputs)
+        total, terms = decoded.prediction.loss(self.model.output.layer(), targets, self.pad, criterion, *inputs)
         return TokenPrediction(batch, decoded, total, terms, self.passes)
 
     def with_inputs(self, batch: Batch) -> tuple[Criterion, tuple[Tensor, ...]]:
@@ -201,12 +199,7 @@ class Distillation(TokenLoss):
 
 
 def repeat(batch: Batch, passes: int) -> Batch:
-    """Repeat the rows of a batch, pass after pass, to decode all passes at once: (B, ...) -> (passes * B, ...).
-
-    With a single pass, return the batch unchanged.
-    """
-    if passes == 1:
-        return batch
+    """Repeat the rows of a batch, pass after pass, to decode all passes at once: (B, ...) -> (passes * B, ...)."""
     alignment = batch.alignment
     return batch._replace(
         source=batch.source.repeat(passes, 1),
@@ -328,7 +321,8 @@ class InferenceGradient(Auxiliary):
         model, pad = self.token_loss.model, self.token_loss.pad
         with torch.no_grad():
             criterion, inputs = self.token_loss.with_inputs(prediction.batch)
-            soft = model.loss(Readouts(decoded.readouts.detach()), targets, pad, criterion, *inputs).terms
+            readouts = Readouts(decoded.readouts.detach())
+            soft = readouts.loss(model.output.layer(), targets, pad, criterion, *inputs).terms
         minimised = self.token_loss.minimised
         advantage = (minimised(soft) - minimised(prediction.terms)).masked_fill(targets == pad, 0.0)
         loss = -(advantage * decoded.inferred.log_prob).sum()

@@ -1,15 +1,22 @@
-"""Optimizers, and schedules of the learning rate."""
+"""Beside the gradient of an update: optimizers, schedules of the learning rate, moving averages, skipped updates."""
 
+import logging
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from nmt.config.errors import UserError
 from nmt.config.schema import training as schema
 from nmt.config.schema.base import Section
+from nmt.data.batching import Indices
+from nmt.training.checkpoint import use_weights
+
+log = logging.getLogger(__name__)
 
 # Each optimizer is called with the parameters and with the settings of its section, by name.
 OPTIMIZERS: dict[type[Section], Callable[..., torch.optim.Optimizer]] = {
@@ -130,3 +137,81 @@ SCHEDULES: dict[type[Section], Callable[..., Schedule]] = {
 def make_schedule(config: schema.Schedule, total_steps: int) -> Schedule:
     """Make the configured schedule of a run whose last update has the number `total_steps`."""
     return SCHEDULES[type(config)](total_steps=total_steps, **config.model_dump(exclude={"kind"}))
+
+
+class MovingAverage:
+    """Averages the parameters w_t after each update t   (Polyak and Juditsky 1992).
+
+    The average is exponential, as in Junczys-Dowmunt et al. (2018): a_t = d_t a_{t-1} + (1 - d_t) w_t, with
+    d_t = min(decay, (1 + t) / (10 + t)). d_t is small in the first updates, so that a_t forgets the initial parameters
+    a_0. Buffers are not averaged. With a decay of 0, nothing is averaged.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.model, self.decay = model, decay
+        # A tied parameter is listed once. Parameters are float32, whatever the precision of matrix products.
+        self.parameters: list[Tensor] = list(model.parameters())
+        self.averages = [parameter.detach().clone() for parameter in self.parameters] if decay else []
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Add the parameters to the average after update number `step` (the first update is 1)."""
+        if self.decay:
+            torch._foreach_lerp_(self.averages, self.parameters, 1 - min(self.decay, (1 + step) / (10 + step)))
+
+    def in_model(self) -> AbstractContextManager[None]:
+        """Give the model the averaged parameters within this context; without a decay, change nothing."""
+        return use_weights(self.model, self._weights()) if self.decay else nullcontext()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return entries of a checkpoint: "model" holds the parameters to translate with. If these are averages,
+        "updated" holds the parameters that training continues from."""
+        weights = self.model.state_dict()
+        return {"model": self._weights(), "updated": weights} if self.decay else {"model": weights}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore model and average from a checkpoint with the entries of state_dict."""
+        self.model.load_state_dict(state["model"])
+        if self.decay:
+            torch._foreach_copy_(self.averages, self.parameters)
+            self.model.load_state_dict(state["updated"])
+
+    def _weights(self) -> dict[str, Tensor]:
+        """Make the model's state_dict with averages in place of parameters. Tied parameters share one average."""
+        averages: dict[Tensor, Tensor] = dict(zip(self.parameters, self.averages, strict=True))
+        return {name: averages.get(tensor, tensor) for name, tensor in self.model.state_dict(keep_vars=True).items()}
+
+
+class BadUpdates:
+    """Counts updates that were skipped because the objective or a gradient was not finite."""
+
+    def __init__(self, most: int, scaler: torch.amp.GradScaler) -> None:
+        """most: number of skipped updates in a row that ends the run.
+
+        With fp16, a skipped update does not count while the scaler's scale is above 1, because the next
+        updates use a lower scale, which may prevent the overflow.
+        """
+        self.most, self.scaler = most, scaler
+        self.count, self.in_a_row = 0, 0
+
+    def add(self, applied: bool, indices: Indices, step: int) -> None:
+        """Record whether the update on these training pairs was applied, or skipped. Raises UserError if `most` updates
+        in a row were skipped."""
+        if applied:
+            self.in_a_row = 0
+            return
+        if self.scaler.is_enabled() and self.scaler.get_scale() > 1:
+            return
+        self.count += 1
+        self.in_a_row += 1
+        pairs = ", ".join(map(str, sorted(indices.tolist())))
+        log.warning(
+            "step %d: non-finite loss or gradient, skipped (pairs %s of the prepared corpus, from 0)", step, pairs
+        )
+        if self.in_a_row >= self.most:
+            raise UserError(
+                f"{self.in_a_row} non-finite losses or gradients in a row (training.max_bad_steps): start a new run "
+                "with a smaller optimizer.lr or training.max_grad_norm, or with precision=fp32; "
+                "training.start_from=DIR takes over the weights of this run's best checkpoint"
+            )

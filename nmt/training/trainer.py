@@ -1,10 +1,10 @@
-"""Updates a model's parameters: the `Trainer`, then its moving average and memory limit."""
+"""Updates a model's parameters on one batch after another, and splits batches that do not fit in memory."""
 
 import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,14 +13,15 @@ from torch import Tensor, nn
 
 from nmt.config import schema
 from nmt.config.errors import UserError
-from nmt.data.batching import Batch, Batches, Indices
+from nmt.data.batching import Batch, Batches
 from nmt.model.seq2seq import Seq2Seq
-from nmt.system.distributed import GradientSum, Interrupted, ProcessGroup, seed_draws
+from nmt.ops.draws import seed_draws
+from nmt.system.distributed import GradientSum, Interrupted, ProcessGroup
 from nmt.system.machine import Machine, is_out_of_memory, release_memory
-from nmt.training.checkpoint import StopSignals, use_weights
+from nmt.training.checkpoint import StopSignals
 from nmt.training.graphs import GraphedPasses
 from nmt.training.losses import Objective, Value
-from nmt.training.optimizer import make_optimizer, make_schedule
+from nmt.training.optimizer import BadUpdates, MovingAverage, make_optimizer, make_schedule
 
 log = logging.getLogger(__name__)
 
@@ -92,62 +93,57 @@ class Trainer:
 
         Raises UserError if a single sentence pair does not fit in memory, or if too many updates in a row were skipped.
         """
-        start = time.perf_counter()
+        began = time.perf_counter()
         if self.batch_index == len(self.plan):
             self.epoch, self.batch_index = self.epoch + 1, 0
             self.plan = self.batches.epoch(self.epoch)
         indices = self.plan[self.batch_index]
         self.batch_index += 1
-        update = self._update_or_retry(indices)
-        if update.applied:
-            self.bad.in_a_row = 0
-        else:
-            self.bad.add(indices, self.step)
-        update = update._replace(seconds=time.perf_counter() - start)
+        processes, share, tokens = self.group.size, indices, None
+        if processes > 1:
+            share, tokens = self.group.share(indices), self.batches.target_tokens(indices, self.epoch)
+        counts = len(share) > 0
+        size = self.batches.padded_size(indices) / processes
+
+        update: Update | None = None
+        for count in self.memory.attempts(-(-len(indices) // processes), size, f"step {self.step + 1}"):
+            with self.timed("loading"):
+                parts = self.batches.load(share if counts else indices[:1], self.epoch, count)
+            with suppress(OutOfMemory):  # then the loop goes on with another number of parts
+                update = self.update(parts, tokens, counts)
+                break
+        assert update is not None
+        self.bad.add(update.applied, indices, self.step)
+        update = update._replace(seconds=time.perf_counter() - began)
         self.seconds += update.seconds
         self.tokens += update.tokens
         return update
 
-    def _update_or_retry(self, indices: Indices) -> Update:
-        """Update the model once on these training pairs. Repeat the update only if it runs out of memory.
-
-        Before each repetition, MemoryLimit either gives up the CUDA graphs or doubles the number of parts.
-        """
-        processes, share = self.group.size, self.group.share(indices)
-        counts = len(share) > 0
-        tokens = self.batches.target_tokens(indices, self.epoch) if processes > 1 else None
-        size = self.batches.padded_size(indices) / processes
-        attempts = self.memory.attempts(-(-len(indices) // processes), size, f"step {self.step + 1}")
-        # The body usually runs once and returns. It runs again only after `suppress` has caught OutOfMemory.
-        while True:
-            with self.timed("loading"):
-                count = next(attempts)
-                parts = self.batches.load(share if counts else indices[:1], self.epoch, count)
-            with suppress(OutOfMemory):
-                return self.update(parts, tokens, counts)
-
-    def update(self, batches: Sequence[Batch], tokens: int | None = None, counts: bool = True) -> Update:
+    def update(self, parts: Sequence[Batch], tokens: int | None = None, counts: bool = True) -> Update:
         """Update the parameters on one batch, given in parts: forward, objective, backward, clip, step.
 
         tokens: number of target tokens of the batch on all processes, which divides the gradients; by default that of
-        `batches`. counts: False if this process has no share of the batch, because there are fewer sentences than
+        the parts. counts: False if this process has no share of the batch, because there are fewer sentences than
         processes. It then computes a sentence of another process, and its gradient is left out. Raises OutOfMemory on
         all processes if a part does not fit on one of them; the parameters are then unchanged.
         """
         step = self.step + 1
-        tokens = sum(batch.target_tokens for batch in batches) if tokens is None else tokens
+        tokens = sum(part.target_tokens for part in parts) if tokens is None else tokens
         seed_draws(self.config.seed, step, self.group.rank)
         self.set_rate(step)
-        self._clear_gradients()
+        if self.graphed is None:
+            self.optimizer.zero_grad(set_to_none=True)
+        else:
+            self.graphed.clear_gradients()
 
-        graphed = self.graphed if self.objective.can_be_recorded(step) else None
+        graphed = self.graphed if self.graphed is not None and self.objective.can_be_recorded(step) else None
         total, terms, fits = torch.zeros((), device=self.machine.device), dict[str, Tensor](), True
         try:
-            for batch in batches:
+            for part in parts:
                 if graphed is None:
-                    value = self.forward_backward(batch.to(self.machine.device), tokens, step)
+                    value = self.forward_backward(part.to(self.machine.device), tokens, step)
                 else:
-                    value = graphed(batch, tokens, step)
+                    value = graphed(part, tokens, step)
                 total += value.total
                 terms = {name: terms[name] + term if terms else term for name, term in value.terms.items()}
         except (RuntimeError, MemoryError) as error:
@@ -190,12 +186,6 @@ class Trainer:
             yield
         finally:
             self.seconds_of[name] += time.perf_counter() - began
-
-    def _clear_gradients(self) -> None:
-        if self.graphed is None:
-            self.optimizer.zero_grad(set_to_none=True)
-        else:
-            self.graphed.clear_gradients()
 
     def _sum_over_processes(
         self, total: Tensor, terms: dict[str, Tensor], fits: bool, stop: bool, counts: bool
@@ -277,50 +267,6 @@ class Trainer:
             raise ValueError(f"batch {self.batch_index} of {len(self.plan)}")
 
 
-class MovingAverage:
-    """Averages the parameters w_t after each update t   (Polyak and Juditsky 1992).
-
-    The average is exponential, as in Junczys-Dowmunt et al. (2018): a_t = d_t a_{t-1} + (1 - d_t) w_t, with
-    d_t = min(decay, (1 + t) / (10 + t)). d_t is small in the first updates, so that a_t forgets the initial parameters
-    a_0. Buffers are not averaged. With a decay of 0, nothing is averaged.
-    """
-
-    def __init__(self, model: nn.Module, decay: float) -> None:
-        self.model, self.decay = model, decay
-        # A tied parameter is listed once. Parameters are float32, whatever the precision of matrix products.
-        self.parameters: list[Tensor] = list(model.parameters())
-        self.averages = [parameter.detach().clone() for parameter in self.parameters] if decay else []
-
-    @torch.no_grad()
-    def update(self, step: int) -> None:
-        """Add the parameters to the average after update number `step` (the first update is 1)."""
-        if self.decay:
-            torch._foreach_lerp_(self.averages, self.parameters, 1 - min(self.decay, (1 + step) / (10 + step)))
-
-    def in_model(self) -> AbstractContextManager[None]:
-        """Give the model the averaged parameters within this context; without a decay, change nothing."""
-        return use_weights(self.model, self._weights()) if self.decay else nullcontext()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return entries of a checkpoint: "model" holds the parameters to translate with. If these are averages,
-        "updated" holds the parameters that training continues from."""
-        weights = self.model.state_dict()
-        return {"model": self._weights(), "updated": weights} if self.decay else {"model": weights}
-
-    @torch.no_grad()
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore model and average from a checkpoint with the entries of state_dict."""
-        self.model.load_state_dict(state["model"])
-        if self.decay:
-            torch._foreach_copy_(self.averages, self.parameters)
-            self.model.load_state_dict(state["updated"])
-
-    def _weights(self) -> dict[str, Tensor]:
-        """Make the model's state_dict with averages in place of parameters. Tied parameters share one average."""
-        averages: dict[Tensor, Tensor] = dict(zip(self.parameters, self.averages, strict=True))
-        return {name: averages.get(tensor, tensor) for name, tensor in self.model.state_dict(keep_vars=True).items()}
-
-
 class OutOfMemory(Exception):  # noqa: N818
     """Raised when a part of a batch does not fit in memory."""
 
@@ -370,34 +316,4 @@ class MemoryLimit:
                 name,
                 -(-2 * sentences // parts),
                 round(tokens * 2 // parts),
-            )
-
-
-class BadUpdates:
-    """Counts updates that were skipped because the objective or a gradient was not finite."""
-
-    def __init__(self, most: int, scaler: torch.amp.GradScaler) -> None:
-        """most: number of skipped updates in a row that ends the run.
-
-        With fp16, a skipped update does not count while the scaler's scale is above 1, because the next
-        updates use a lower scale, which may prevent the overflow.
-        """
-        self.most, self.scaler = most, scaler
-        self.count, self.in_a_row = 0, 0
-
-    def add(self, indices: Indices, step: int) -> None:
-        """Count a skipped update on these training pairs. Raises UserError if `most` updates in a row were skipped."""
-        if self.scaler.is_enabled() and self.scaler.get_scale() > 1:
-            return
-        self.count += 1
-        self.in_a_row += 1
-        pairs = ", ".join(map(str, sorted(indices.tolist())))
-        log.warning(
-            "step %d: non-finite loss or gradient, skipped (pairs %s of the prepared corpus, from 0)", step, pairs
-        )
-        if self.in_a_row >= self.most:
-            raise UserError(
-                f"{self.in_a_row} non-finite losses or gradients in a row (training.max_bad_steps): start a new run "
-                "with a smaller optimizer.lr or training.max_grad_norm, or with precision=fp32; "
-                "training.start_from=DIR takes over the weights of this run's best checkpoint"
             )

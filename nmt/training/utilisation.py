@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from nmt.data.batching import Batch
 from nmt.model.seq2seq import Seq2Seq
-from nmt.ops.layers import matmul
+from nmt.ops.products import matmul
 from nmt.system.machine import DTYPES, Machine
 from nmt.training.trainer import Trainer
 

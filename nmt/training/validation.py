@@ -14,10 +14,9 @@ from nmt.data.batching import Batches, Indices
 from nmt.evaluate.evaluation import align, evaluate
 from nmt.evaluate.metrics import METRICS, ScoreSettings, perplexity
 from nmt.explain.explanation import Explanation, attention_statistics, explain
-from nmt.ops.layers import evaluation_mode
 from nmt.system.machine import retry_in_halves
 from nmt.translate.translation import Translation
-from nmt.translate.translator import Progress, Translator
+from nmt.translate.translator import Progress, Translator, evaluation_mode
 
 
 class Sample(NamedTuple):

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from nmt.attention.attention import Attended, Attention, Memory, MultiHeadAttention
 from nmt.attention.scores import Past
 from nmt.model.decoder import BatchProducts, DecoderState, Products
-from nmt.model.prediction import OutputLayer, within
+from nmt.model.output import OutputLayer, within
 from nmt.model.recurrent import PreparedLayer, prepare_layers
 from nmt.model.seq2seq import Ensemble, SearchEnsemble, Seq2Seq, StepOutput
-from nmt.ops.layers import Linear, Pack, Weight, in_autocast_dtype, linear, pack, pack_int8
+from nmt.ops.packed import Pack, pack, pack_int8
+from nmt.ops.products import Linear, Weight, in_autocast_dtype, linear
 from nmt.system.machine import Machine
 
 MIN_ROWS = 32  # least number of rows of a step for which it pays to pack a shortlist's part of the output table
@@ -204,7 +205,7 @@ class SearchModel:
         encoded = self.model.encoder(embedded, lengths, self._encoder_layers)
         for tokens in vocabulary if decoder.copy is not None else ():
             source = within(source, tokens)
-        state = decoder.start(self.model.bridge(encoded.summary), encoded, products, source, embedded)
+        state = decoder.start(self.model.bridge(encoded.summary), encoded, products, source, embedded).shared()
         # Cast the embedded source and multiply the fixed vector here once, instead of at every step.
         if state.source is not None and state.source.words is not None:
             words = in_autocast_dtype(state.source.words)
@@ -260,7 +261,7 @@ def _packed_copy(module: ModuleT, pack: Pack) -> ModuleT:
     copied = deepcopy(module, {id(parameter): parameter for parameter in module.parameters()})
     for layer in copied.modules():
         if isinstance(layer, Linear):
-            layer.packed = pack(in_autocast_dtype(layer.weight.detach()))
+            layer.operands = pack(in_autocast_dtype(layer.weight.detach())), layer.bias
     return copied
 
 

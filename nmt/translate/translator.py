@@ -19,6 +19,7 @@ from typing import Any, Self, TypeVar, Unpack
 
 import numpy as np
 import torch
+from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
 from nmt.config.compose import merge_search, validated
@@ -30,7 +31,6 @@ from nmt.data.tokenizer import Tokenizers, copy_unknown, encode_lines, join
 from nmt.model.checkpoints import load_runs
 from nmt.model.seq2seq import Ensemble, Seq2Seq
 from nmt.ops.draws import sentence_keys
-from nmt.ops.layers import evaluation_mode, loop
 from nmt.system.distributed import ProcessGroup
 from nmt.system.machine import Machine, retry_in_halves
 from nmt.system.run import RunDirectory, load_config
@@ -395,7 +395,7 @@ class Translator:
         if guidance.forbidden is not None:
             symbols = symbols._replace(banned=(*symbols.banned, *guidance.forbidden.always))
         # Within `loop`, attention scores compute once what depends on the keys alone.
-        with torch.no_grad(), self.machine.autocast(), loop():
+        with torch.no_grad(), self.machine.autocast():
             source = pad_sequence([torch.tensor(ids) for ids in sources], True, self.tokenizers.source.pad).to(device)
             vocabulary = () if shortlist is None else (torch.from_numpy(shortlist).to(device),)
             state: Any = model.encode(source, torch.tensor(lengths), *vocabulary)
@@ -419,3 +419,14 @@ def _counted(batches: Iterable[list[T]], progress: Progress | None, processes: i
         yield batch
         if progress is not None:
             progress(len(batch) * processes)
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Enter a context in which the model is in evaluation mode, so without dropout."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)

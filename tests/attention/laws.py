@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nmt.attention.attention import Attended, Memory, MultiHeadAttention, Steering, join_steps
 from nmt.attention.scores import Past
-from nmt.ops.layers import select
+from nmt.ops.trees import select
 
 TOLERANCE = {"rtol": 0.0, "atol": 1e-11}
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nmt.attention import scores
 from nmt.attention.scores import additive_energies
-from nmt.ops.layers import loop
+from nmt.ops.products import defer
 
 B, T, S, A, F = 2, 3, 4, 3, 2
 
@@ -40,9 +40,9 @@ def formula(given: Tensors) -> Tensor:
     return torch.tanh(given.query[:, :, None] + keys[:, None]) @ given.weight[0]
 
 
-def step_by_step(query: Tensor, *others: Tensor) -> Tensor:
-    with loop():
-        return torch.cat([additive_energies(one[:, None], *others) for one in query.unbind(1)], dim=1)
+def step_by_step(query: Tensor, keys: Tensor, *others: Tensor) -> Tensor:
+    (deferred,) = defer(keys)
+    return torch.cat([additive_energies(one[:, None], deferred, *others) for one in query.unbind(1)], dim=1)
 
 
 @pytest.mark.parametrize("energies", [additive_energies, step_by_step])

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from nmt.attention.attention import Attention, GlobalWindow
+from nmt.attention.attention import Attention
 from nmt.attention.normalizers import SoftmaxNormalizer
 from nmt.attention.scores import CosineScore, GaussianMixtureScore
+from nmt.attention.windows import GlobalWindow
 
 VALID = torch.tensor([[True] * 9, [True] * 6 + [False] * 3])
 

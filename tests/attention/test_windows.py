@@ -4,9 +4,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmt.attention.attention import Attention, LocalMonotonicWindow
+from nmt.attention.attention import Attention
 from nmt.attention.normalizers import SoftmaxNormalizer
 from nmt.attention.scores import LocationScore
+from nmt.attention.windows import LocalMonotonicWindow
 
 
 @given(

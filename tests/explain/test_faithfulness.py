@@ -28,7 +28,7 @@ from nmt.explain.faithfulness import (
     masking_order,
     measure_pair,
 )
-from nmt.model.prediction import NEVER, OutputLayer, Readouts
+from nmt.model.output import NEVER, OutputLayer, Readouts
 from nmt.system.run import RunDirectory
 from nmt.training.job import train
 from nmt.translate.translator import Translator

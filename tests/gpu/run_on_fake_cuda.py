@@ -25,7 +25,7 @@ from nmt.config.compose import validated
 from nmt.config.schema.training import SGD
 from nmt.data.batching import Batch, collate
 from nmt.model.build import build_model
-from nmt.model.prediction import Readout
+from nmt.model.output import Readout
 from nmt.model.seq2seq import Ensemble, Seq2Seq
 from nmt.system.machine import Machine
 from nmt.training.graphs import pad_to, padded_shape

@@ -24,7 +24,7 @@ from nmt.data.batching import make_batches
 from nmt.data.prepare import prepare
 from nmt.model.build import build_model
 from nmt.model.checkpoints import new_model
-from nmt.model.prediction import Readout
+from nmt.model.output import Readout
 from nmt.model.recurrent import gru_gates, lstm_gates
 from nmt.system.machine import Machine
 from nmt.system.run import RunDirectory

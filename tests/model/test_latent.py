@@ -174,7 +174,9 @@ def test_the_bound_falls_short_of_the_likelihood_by_the_divergence_from_the_post
     model = model_of(attention=attention("general", alignment=VARIATIONAL))
     model.record_log_weights()
     decoded = model(SOURCE, LENGTHS, TARGET, target_out=OUT)
-    expected_loss = model.loss(decoded.prediction, OUT, PAD, lambda *each: likelihood(*each, smoothing=0.0)).total
+    expected_loss = decoded.prediction.loss(
+        model.output.layer(), OUT, PAD, lambda *each: likelihood(*each, smoothing=0.0)
+    ).total
     log_q = decoded.inferred.log_probs
     bound = -expected_loss - divergence(log_q, decoded.attention.log_weights, OUT != PAD)
     plain = model(SOURCE, LENGTHS, TARGET)
@@ -216,7 +218,7 @@ def test_gradients_equal_differences(changes: dict[str, Any]) -> None:
 
     def loss() -> Tensor:
         decoded = model(SOURCE, LENGTHS, TARGET, target_out=OUT)
-        total = model.loss(decoded.prediction, OUT, PAD, LIKELIHOOD).total
+        total = decoded.prediction.loss(model.output.layer(), OUT, PAD, LIKELIHOOD).total
         if decoded.inferred is None:
             return total
         return total + divergence(decoded.inferred.log_probs, decoded.attention.log_weights, OUT != PAD)

@@ -235,7 +235,7 @@ def every_parameter_takes_part(model: Seq2Seq) -> None:
     """Every parameter gets a gradient, so nothing is built that the model does not use."""
     model.train()
     decoded = model(SOURCE, LENGTHS, TARGET, target_out=TARGET)
-    model.loss(decoded.prediction, TARGET, PAD, LIKELIHOOD).total.backward()
+    decoded.prediction.loss(model.output.layer(), TARGET, PAD, LIKELIHOOD).total.backward()
     idle = [name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()]
     assert idle == []
 

@@ -9,7 +9,7 @@ from small_models import BOS, EOS, LENGTHS, PAD, SOURCE, TARGET, V, attention, m
 from test_model import COPYING, label
 from torch import Tensor
 
-from nmt.model.prediction import NEVER, copyable
+from nmt.model.output import NEVER, copyable
 from nmt.model.seq2seq import Seq2Seq
 from nmt.ops.draws import sentence_keys
 from nmt.translate.beam import beam_search

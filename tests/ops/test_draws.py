@@ -7,8 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from nmt.ops.draws import BLOCK, SentenceDraws, copied_draws, draw, sampling_draws, sentence_draws, sentence_keys
-from nmt.ops.layers import Dropout, dropout
+from nmt.ops.draws import (
+    BLOCK,
+    Dropout,
+    SentenceDraws,
+    copied_draws,
+    draw,
+    dropout,
+    sampling_draws,
+    sentence_draws,
+    sentence_keys,
+)
 
 CPU = torch.device("cpu")
 

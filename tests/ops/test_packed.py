@@ -5,11 +5,12 @@ import torch
 from torch import Tensor
 
 from nmt.config.errors import UserError
-from nmt.ops import layers
-from nmt.ops.layers import linear, pack, pack_int8
+from nmt.ops import packed
+from nmt.ops.packed import pack, pack_int8
+from nmt.ops.products import linear
 
 I, O = 96, 200  # noqa: E741
-int8 = pytest.mark.skipif(not layers.cpu_capabilities().get("avx2"), reason="no 8-bit products on this CPU")
+int8 = pytest.mark.skipif(not packed.cpu_capabilities().get("avx2"), reason="no 8-bit products on this CPU")
 
 
 def operands(rows: tuple[int, ...], dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
@@ -57,6 +58,6 @@ def test_a_row_of_integers_does_not_depend_on_the_others(bounded: bool) -> None:
 
 
 def test_a_processor_without_such_products_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "cpu_capabilities", dict)
+    monkeypatch.setattr(packed, "cpu_capabilities", dict)
     with pytest.raises(UserError, match="precision=int8 needs an x86 CPU"):
         pack_int8(torch.ones(O, I))

@@ -20,7 +20,8 @@ from nmt.system.distributed import Interrupted
 from nmt.system.run import RunDirectory
 from nmt.training.checkpoint import SAME_CTRL_C, EarlyStopping, StopSignals, load, use_weights
 from nmt.training.losses import Objective, Value
-from nmt.training.trainer import MovingAverage, Trainer, Update
+from nmt.training.optimizer import MovingAverage
+from nmt.training.trainer import Trainer, Update
 from nmt.translate.translator import Translator
 
 Config = Callable[..., TrainConfig]

@@ -20,7 +20,7 @@ from nmt.config.schema import TrainConfig
 from nmt.data.batching import Batch, Batches
 from nmt.data.prepare import prepare
 from nmt.model.checkpoints import new_model
-from nmt.model.prediction import Readouts
+from nmt.model.output import Readouts
 from nmt.system.machine import Machine
 from nmt.training.job import train
 from nmt.training.losses import Distillation, InferenceGradient, Objective

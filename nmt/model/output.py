@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from nmt.ops.layers import Linear, linear, map_tensors, matmul, wide
 from nmt.ops.output_loss import (
     Criterion,
     OutputLoss,
@@ -29,6 +28,8 @@ from nmt.ops.output_loss import (
     target_log_probs,
     with_copies,
 )
+from nmt.ops.products import Linear, linear, matmul, wide
+from nmt.ops.trees import map_tensors
 
 MIN_NORM = 0.01  # fixnorm divides a row of the output layer by its norm, or by this if the norm is smaller
 NEVER = -1  # stands for a source token that cannot be copied
@@ -67,10 +68,11 @@ class Readout(nn.Module):
         projected: Tensor = self.proj(torch.cat(parts, dim=-1))
         return self.activation(projected)
 
-    def parts(self) -> tuple[Tensor, Tensor]:
-        """Split W into its columns for output and word (P, H + E) and its columns for the context (P, M)."""
+    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Split W into its columns for output and word (P, H + E) and for the context (P, M); the bias (P,) is in
+        between."""
         of_state, of_context, of_word = torch.split(self.proj.weight, list(self.sizes), dim=1)
-        return torch.cat([of_state, of_word], dim=1), of_context.contiguous()
+        return torch.cat([of_state, of_word], dim=1), self.proj.bias, of_context.contiguous()
 
     def activation(self, projected: Tensor) -> Tensor:
         """Apply the activation to the product with W: (..., P) -> (..., R), where P is 2 R for maxout and else R."""

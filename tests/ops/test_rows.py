@@ -1,37 +1,19 @@
-"""Tensors that a loop must release; rows gathered repeatedly; rows swapped."""
-
-import gc
-import weakref
-from typing import Any
+"""Rows gathered repeatedly; rows swapped."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from nmt.ops.layers import defer_gradient, loop, rows, swap_rows
-
-
-def nothing(pending: list[Any]) -> tuple[Tensor | None, ...]:
-    return (None, None)
-
-
-def test_a_loop_forgets_a_deleted_tensor() -> None:
-    """Otherwise a new tensor with the same id would get its results, and the results would hold memory."""
-    with loop():
-        tensor = torch.zeros(2)
-        anchor = weakref.ref(defer_gradient((tensor,), nothing).anchor)
-        assert anchor() is not None
-        del tensor
-        gc.collect()
-        assert anchor() is None
+from nmt.model.recurrent import swap_rows
+from nmt.ops.products import defer, rows
 
 
 def read_twice(tensor: Tensor, shared: bool) -> list[Tensor]:
     indices = [torch.tensor([0, 5, 5, 2]), torch.tensor([5, 1])]
     if not shared:
         return [tensor.flatten(0, 1)[index] for index in indices]
-    with loop():
-        return [rows(tensor, index) for index in indices]
+    (deferred,) = defer(tensor)
+    return [rows(deferred, index) for index in indices]
 
 
 @pytest.mark.parametrize("used", [[0, 1], [0], [1]])

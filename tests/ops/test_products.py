@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nmt.model.recurrent import gru_gates, lstm_gates
-from nmt.ops import layers as module
-from nmt.ops.layers import Linear, linear, loop, matmul, product
+from nmt.ops import products as module
+from nmt.ops.products import Linear, defer, deferring, linear, matmul, product
 
 STEPS = 4
 
@@ -31,11 +31,10 @@ CASES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], list[tuple[
 
 def gradients(operation: Callable[..., Tensor], first: Tensor, operands: list[Tensor]) -> list[Tensor]:
     """Return loss and gradients of a recurrence over STEPS steps, with respect to all its inputs."""
-    state, outputs = first, []
-    with loop():
-        for _ in range(STEPS):
-            outputs.append(operation(state, *operands))
-            state = torch.tanh(state + outputs[-1].mean(-1, keepdim=True))
+    state, outputs, deferred = first, [], defer(*operands)
+    for _ in range(STEPS):
+        outputs.append(operation(state, *deferred))
+        state = torch.tanh(state + outputs[-1].mean(-1, keepdim=True))
     loss = torch.stack(outputs).sin().sum()
     return [loss.detach(), *torch.autograd.grad(loss, [first, *operands])]
 
@@ -56,22 +55,35 @@ def test_equals_autograd(name: str, most: int, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_loop_ends_where_it_is_left() -> None:
-    """A second loop over the same parameter computes its own gradient."""
-    weight = torch.randn(3, 3, dtype=torch.float64, requires_grad=True)
+    """A second loop over the same parameter computes its own gradient; a loop inside another belongs to it."""
+    layer = Linear(3, 3).double()
     inputs = torch.randn(2, 3, dtype=torch.float64)
     outputs = []
     for _ in range(2):
-        with loop(), loop():
-            outputs.append(linear(inputs, weight))
-    (once,) = torch.autograd.grad(outputs[0].sum(), [weight], retain_graph=True)
-    (both,) = torch.autograd.grad((outputs[0] + outputs[1]).sum(), [weight])
+        with deferring(layer), deferring(layer, None):
+            outputs.append(layer(inputs))
+    assert layer.operands is None
+    (once,) = torch.autograd.grad(outputs[0].sum(), [layer.weight], retain_graph=True)
+    (both,) = torch.autograd.grad((outputs[0] + outputs[1]).sum(), [layer.weight])
     torch.testing.assert_close(both, 2 * once)
+
+
+def test_other_uses_of_a_deferred_tensor_have_their_gradients_too() -> None:
+    weight = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    inputs, other = torch.randn(2, 4, dtype=torch.float64), torch.randn(3, 4, dtype=torch.float64)
+
+    def loss(weight: Tensor) -> Tensor:
+        return linear(inputs, weight).sin().sum() + linear(2 * inputs, weight).sum() + (weight * other).sum()
+
+    (deferred,) = defer(weight)
+    gradients = [torch.autograd.grad(loss(each), [weight])[0] for each in (weight, deferred)]
+    torch.testing.assert_close(gradients[1], gradients[0])
 
 
 def test_the_backward_pass_can_be_run_again_and_in_parts() -> None:
     layer = Linear(3, 3).double()
     inputs = torch.randn(2, 3, dtype=torch.float64)
-    with loop():
+    with deferring(layer):
         first = layer(inputs)
         second = layer(first)
     whole = [torch.autograd.grad(second.sum(), [layer.weight], retain_graph=True)[0] for _ in range(2)]
@@ -86,7 +98,7 @@ def test_under_autocast_gradients_are_float32_and_near() -> None:
     def gradient() -> Tensor:
         layer.zero_grad()
         state = inputs
-        with loop():
+        with deferring(layer):
             for _ in range(STEPS):
                 state = layer(state).tanh()
         state.float().sum().backward()
