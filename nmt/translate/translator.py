@@ -15,7 +15,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from threading import Lock
-from typing import Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 import numpy as np
 import torch
@@ -40,8 +40,10 @@ from nmt.translate.prepared_model import PreparedModels
 from nmt.translate.sampling import make_search
 from nmt.translate.search import NO_GUIDANCE, Attend, Guidance, Hypothesis, Limits, SearchBatch, Symbols, longest
 from nmt.translate.selection import Node
-from nmt.translate.shortlist import Shortlist, load_or_make_shortlist
 from nmt.translate.translation import Translation
+
+if TYPE_CHECKING:
+    from nmt.translate.shortlist import Shortlist
 
 log = logging.getLogger(__name__)
 MIN_THREAD_TOKENS = 1024  # least work of a thread, in source tokens x hypotheses per sentence: less does not pay
@@ -61,7 +63,7 @@ class Translator:
         machine: Machine,
         seed: int = 1,
         group: ProcessGroup | None = None,
-        shortlist: Shortlist | None = None,
+        shortlist: "Shortlist | None" = None,
     ) -> None:
         """group: the processes that translate the same lines and share the work, by default only this process."""
         self.group = group or ProcessGroup()
@@ -104,7 +106,11 @@ class Translator:
         settings = merge_search(config.search, search or {})
         seed = config.seed if seed is None else seed
         model = model.to(machine.device).eval()
-        words = None if shortlist is None else load_or_make_shortlist(shortlist, directories[0], config)
+        words = None
+        if shortlist is not None:
+            from nmt.translate.shortlist import load_or_make_shortlist  # its corpora take 0.1 s to import
+
+            words = load_or_make_shortlist(shortlist, directories[0], config)
         return cls(model, tokenizers, settings, machine, seed, group, words)
 
     @property

@@ -33,7 +33,7 @@ COMMON |= {"batch_tokens": 9, "replace_unknown": False}
 BEAM = {"beam_size": 3, "length_penalty": "none", "alpha": 0.0, "stop": "beam", "coverage_penalty": 0.0}
 SECTIONS: dict[str, dict[str, Any]] = {
     "greedy": {},
-    "beam": {**BEAM, "cuda_graphs": True},
+    "beam": BEAM,
     "sampling": {"temperature": 1.0, "top_k": 0, "top_p": 1.0},
 }
 
