@@ -195,12 +195,6 @@ class EvaluateConfig(SavedRunCommand):
             "name one run, not an ensemble",
             lambda config: len(config.run) > 1,
         ),
-        Conflict(
-            {"run": ANY, "output": None},
-            "a folder for the results of an ensemble, which belong to none of its runs",
-            "give output=FOLDER",
-            lambda config: len(config.run) > 1,
-        ),
     )
 
 
