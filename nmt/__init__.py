@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from nmt.cli.python import Comparison, Run, compare_runs, train
-    from nmt.translate.translator import Translation, Translator
+    from nmt.translate.translation import Translation
+    from nmt.translate.translator import Translator
 
 DISTRIBUTION = "nmt-attention"  # the name under which pip installs this package
 __all__ = ["Comparison", "Run", "Translation", "Translator", "compare_runs", "train"]

@@ -31,7 +31,8 @@ from nmt.cli.compose import compose, without_size
 from nmt.cli.train import Start, new_run
 from nmt.config.compose import config_dir
 from nmt.config.errors import UserError
-from nmt.config.schema import Beam, Greedy, SearchLimits, TrainConfig
+from nmt.config.schema import TrainConfig
+from nmt.config.schema.training import Beam, Greedy, SearchLimits
 from nmt.data.batching import Batches, collate
 from nmt.data.prepare import prepare
 from nmt.data.prepared import Prepared
@@ -191,8 +192,6 @@ def decoding(bench: Bench) -> list[dict[str, Any]]:
     limits = {key: value for key, value in bench.config.search.model_dump().items() if key in SearchLimits.model_fields}
     rows = []
     searches = [Greedy(**{**limits, "kind": "greedy"}), bench.config.search]
-    if isinstance(bench.config.search, Beam) and bench.machine.device.type == "cuda":
-        searches.append(bench.config.search.model_copy(update={"cuda_graphs": False}))
     for search in searches:
         settings = search.model_copy(update={"max_ratio": 0.5, "min_length": search.max_length})
         translator = Translator(bench.model, bench.prepared.tokenizers, settings, bench.machine)
@@ -201,7 +200,6 @@ def decoding(bench: Bench) -> list[dict[str, Any]]:
         translations = translator.translate(lines)
         seconds = bench.clock() - began
         name = f"beam {search.beam_size}" if isinstance(search, Beam) else search.kind
-        name += " without CUDA graphs" if isinstance(search, Beam) and not search.cuda_graphs else ""
         tokens = sum(len(translation.tokens) for translation in translations)
         speed = {"sentences_per_second": len(lines) / seconds, "tokens_per_second": tokens / seconds}
         rows.append({"search": name, **speed})

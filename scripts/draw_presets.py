@@ -65,7 +65,7 @@ def draw_lengths(comparison: Path, output: Path) -> None:
     figure = Figure(figsize=(6.4, 3.6), dpi=150, facecolor="white", layout="constrained")
     axes = figure.add_subplot(xlabel="words in the source sentence", ylabel="test BLEU", ylim=(0, 100))
     for system in sorted(systems, key=lambda system: list(IN_CHART).index(system["name"])):
-        points = [(sum(part["words"]) / 2, part["bleu"]) for part in system["bleu_by_length"]]
+        points = [(sum(part["words"]) / 2, part["score"]) for part in system["by_length"]]
         axes.plot(*zip(*points, strict=True), marker=IN_CHART[system["name"]], label=system["name"])
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)

@@ -14,6 +14,7 @@ benchmark.json of `scripts/benchmark.py --presets`, the speeds of each preset ar
 
 import argparse
 import json
+import math
 import sys
 from dataclasses import replace
 from functools import partial
@@ -23,13 +24,13 @@ from zipfile import ZIP_LZMA, ZipFile
 
 import numpy as np
 
-from nmt.compare.compare import Comparison, compare, find, group
+from nmt.compare.compare import ALL, Comparison, compare, find, group
 from nmt.compare.entry import Entry, HeldOut, Training, describe_machine, read_metrics, read_run, read_settings
 from nmt.compare.report import tables, write_files
 from nmt.config.compose import flatten
 from nmt.config.errors import UserError
-from nmt.config.schema import NO_EFFECT_KEYS
-from nmt.evaluate.bleu import FORMULAS, METRICS, Counted, count, signatures
+from nmt.config.schema.commands import NO_EFFECT_KEYS
+from nmt.evaluate.metrics import METRICS, Counted, corpus_score, count, signatures
 from nmt.export.contents import shared_config, shared_manifest
 from nmt.system.files import to_json, write_atomically
 from nmt.system.run import (
@@ -40,16 +41,19 @@ from nmt.system.run import (
     read_json,
     runs_below,
     start_choices,
-    without_unused_keys,
 )
 from nmt.system.text_table import markdown
 
 SPLITS = ("validation", "test")
-NOT_PACKED = ("bleu_by_length", "search", "directions")  # keys of the results that follow from the other values
+NOT_PACKED = ("by_length", "search", "directions")  # keys of the results that follow from the other values
 SPEEDS = "benchmark.json"  # file with the speed of every preset, beside the files of the runs
 COMPARISON = "comparison"  # folder of the comparison, beside the files of the runs
+PAIRS = "pairs.json"  # the differences of all pairs, in the folder of the comparison
+CHECKED = ("budget", "machines", "systems", "differences", "unequal", "runs")  # keys of a comparison
+SAMPLES = 10_000  # bootstrap samples, and trials of the randomisation
 REFERENCE_LENGTH = 1  # column of BLEU's statistics with the number of tokens of the reference
 ROUNDING = 1e-4  # largest difference between a recorded and a recomputed score that counts as equal
+RELATIVE = 1e-9  # the same for the figures of a comparison, relative to the figure
 
 
 def packed(run: RunDirectory) -> dict[str, Any]:
@@ -102,12 +106,13 @@ def unpack(file: Path, split: str) -> tuple[Entry, HeldOut]:
     """
     with np.load(file, allow_pickle=False) as arrays:
         record = json.loads(arrays["record"].tobytes())
-        counts = {name: arrays[f"{split}/{name}"].T.astype(np.int64) for name in METRICS}
+        counts = {name: arrays[f"{split}/{name}"].T.astype(np.int64) for name in METRICS if f"{split}/{name}" in arrays}
         sources, references = (
             [" ".join("x" * int(words)) for words in lengths]
             for lengths in (arrays[f"{split}/words"], counts["bleu"][:, REFERENCE_LENGTH])
         )
-    config, manifest, result = without_unused_keys(record["config"]), record["manifest"], record["results"][split]
+    config, manifest, result = record["config"], record["manifest"], record["results"][split]
+    config["evaluation"]["metrics"] = [*counts]
     settings, start = read_settings(config), manifest["starts"][0]
     entry = Entry(
         name=file.stem,
@@ -148,10 +153,17 @@ def compared(folder: Path, split: str, baseline: str | None) -> Comparison:
         benchmark = read_json(folder / SPEEDS)
         entries = [with_speeds(entry, benchmark) for entry in entries]
     systems = group(entries)
-    if baseline is not None and (base := find(baseline, systems)) is None:
+    base = baseline if baseline in (None, ALL) else find(baseline, systems)
+    if baseline is not None and base is None:
         raise UserError(f"baseline={baseline}: not one of {', '.join(system.name for system in systems)}")
-    settings = {"examples": 0, "sentences": [], "bootstrap_samples": 10000, "randomisation_trials": 10000}
+    settings = {"examples": 0, "sentences": [], "bootstrap_samples": SAMPLES, "randomisation_trials": SAMPLES}
     return {**compare(systems, held_out, split, baseline=baseline and base, **settings), "missing": []}
+
+
+def pairs(folder: Path, split: str) -> list[dict[str, Any]]:
+    """Return the difference of each pair of systems, with its interval and its p before any correction."""
+    kept = ("system", "baseline", "difference", "difference_ci", "p_raw")
+    return [{key: row[key] for key in kept} for row in compared(folder, split, ALL)["differences"]]
 
 
 def table(folder: Path, baseline: str | None) -> int:
@@ -159,6 +171,7 @@ def table(folder: Path, baseline: str | None) -> int:
     comparison = compared(folder, "test", baseline)
     (folder / COMPARISON).mkdir(exist_ok=True)
     write_files(comparison, folder / COMPARISON)
+    write_atomically(folder / COMPARISON / PAIRS, to_json({"pairs": pairs(folder, "test")}, indent=1).encode())
     print(tables(comparison, markdown))
     return 0
 
@@ -169,13 +182,12 @@ def check(folder: Path) -> int:
     for file in files:
         with np.load(file, allow_pickle=False) as arrays:
             record = json.loads(arrays["record"].tobytes())
-            for split in (split for split in SPLITS if f"{split}/bleu" in arrays):
-                for metric in METRICS:
-                    score = float(FORMULAS[metric](arrays[f"{split}/{metric}"].sum(1, dtype=np.float64)))
-                    recorded = record["results"][split][metric]
-                    if abs(score - recorded) > ROUNDING:
-                        wrong += 1
-                        print(f"{file}: {split} {metric} is {recorded}, its statistics give {score:.4f}")
+            for name in (name for name in arrays if name.rpartition("/")[2] in METRICS):
+                split, _, metric = name.partition("/")
+                score, recorded = corpus_score(arrays[name].T, metric), record["results"][split][metric]
+                if abs(score - recorded) > ROUNDING:
+                    wrong += 1
+                    print(f"{file}: {split} {metric} is {recorded}, its statistics give {score:.4f}")
     print(f"{len(files)} runs checked, {wrong} scores differ")
     written = folder / COMPARISON / "comparison.json"
     if written.is_file():
@@ -188,16 +200,27 @@ def _check_comparison(folder: Path, written: Path) -> int:
     (recorded,) = read_json(written)["comparisons"]
     # Without a named baseline, all pairs were tested, and the recorded baseline is the best system.
     named = recorded["comparisons"] < len(recorded["systems"])
-    again = json.loads(to_json(compared(folder, recorded["split"], recorded["baseline"] if named else None)))
-    wrong = 0
-    for key in ("budget", "machines", "systems", "differences", "runs"):
-        before, after = (dict(_leaves(key, values[key])) for values in (recorded, again))
-        for name in sorted(before.keys() | after.keys()):
-            if before.get(name) != after.get(name):
-                wrong += 1
-                print(f"{written}: {name} is {before.get(name)}, the runs give {after.get(name)}")
-    print(f"{written}: {wrong} figures differ")
-    return wrong
+    again = compared(folder, recorded["split"], recorded["baseline"] if named else None)
+    before = {key: recorded.get(key) for key in CHECKED} | read_json(folder / COMPARISON / PAIRS)
+    after = {key: again[key] for key in CHECKED} | {"pairs": pairs(folder, recorded["split"])}
+    figures, recomputed = (dict(_leaves("", json.loads(to_json(values)))) for values in (before, after))
+    wrong = [name for name in figures | recomputed if not _equal(figures.get(name), recomputed.get(name))]
+    for name in wrong:
+        print(f"{folder / COMPARISON}: {name[1:]} is {figures.get(name)}, the runs give {recomputed.get(name)}")
+    print(f"{folder / COMPARISON}: {len(wrong)} figures differ")
+    return len(wrong)
+
+
+def _equal(recorded: object, again: object) -> bool:
+    """Are two figures equal, except for the last digits of floats, which the order of sums decides?"""
+    if isinstance(recorded, float) and isinstance(again, float):
+        return math.isclose(recorded, again, rel_tol=RELATIVE)
+    return recorded == again
+
+
+def _equal(a: Any, b: Any) -> bool:  # noqa: ANN401
+    """Whether two figures are equal, except for the last digits of a p value, which depend on the processor."""
+    return math.isclose(a, b, rel_tol=1e-9) if isinstance(a, float) and isinstance(b, float) else a == b
 
 
 def _leaves(name: str, value: Any) -> list[tuple[str, Any]]:  # noqa: ANN401

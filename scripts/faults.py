@@ -37,7 +37,7 @@ class Fault(NamedTuple):
     """A mistake in the code, `new` in place of `old`, and the tests that must notice it."""
 
     id: str
-    room: str
+    subpackage: str
     breaks: str
     old: str
     new: str
@@ -52,7 +52,7 @@ def load() -> list[Fault]:
 
 def files_with(fault: Fault, package: Path) -> list[Path]:
     """List the files that hold the fault's `old` text, each file once for every occurrence."""
-    texts = ((path, path.read_text(encoding="utf-8")) for path in sorted((package / fault.room).rglob("*.py")))
+    texts = ((path, path.read_text(encoding="utf-8")) for path in sorted((package / fault.subpackage).rglob("*.py")))
     return [path for path, text in texts for _ in range(text.count(fault.old))]
 
 
@@ -67,7 +67,7 @@ def problems(faults: Iterable[Fault], package: Path = ROOT / "nmt") -> list[str]
     found = []
     for fault in faults:
         if (count := len(files_with(fault, package))) != 1:
-            found.append(f"{fault.id}: its text stands {count} times in {fault.room}")
+            found.append(f"{fault.id}: its text stands {count} times in {fault.subpackage}")
         found += [f"{fault.id}: no {name}.py" for name in fault.tests if name not in test_files()]
     return found
 
@@ -92,7 +92,7 @@ def run(fault: Fault, copy: Path, slow: bool) -> dict[str, Any]:
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", output, re.M)
     caught_by = next(iter(failed), None) if status == 1 else "the time limit" if status else None
     seconds = round(time.monotonic() - began, 1)
-    return {"room": fault.room, "breaks": fault.breaks, "caught_by": caught_by, "seconds": seconds}
+    return {"subpackage": fault.subpackage, "breaks": fault.breaks, "caught_by": caught_by, "seconds": seconds}
 
 
 def pytest_in_a_fork(words: list[str], copy: Path) -> tuple[int, str]:
@@ -147,7 +147,8 @@ def main() -> int:
             results[fault.id] = result = run(fault, copy, options.slow)
             options.output.write_text(f"{json.dumps(results, indent=1)}\n")
             print(
-                f"| {fault.room} | {fault.id} | {result['caught_by'] or '**missed**'} | {result['seconds']:.0f} s |",
+                f"| {fault.subpackage} | {fault.id} | {result['caught_by'] or '**missed**'} "
+                f"| {result['seconds']:.0f} s |",
                 flush=True,
             )
     missed = [fault.id for fault in chosen if results[fault.id]["caught_by"] is None]

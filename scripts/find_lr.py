@@ -52,7 +52,7 @@ class Ramp(NamedTuple):
     lr: float  # optimizer.lr, which `factor` multiplies
 
     def factor(self, step: int) -> float:
-        """Return the factor of the learning rate in an update, like nmt.training.trainer.Schedule."""
+        """Return the factor of the learning rate in an update, like nmt.training.optimizer.Schedule."""
         return float(self.start * (self.end / self.start) ** ((step - 1) / (self.updates - 1)) / self.lr)
 
 

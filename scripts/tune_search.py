@@ -18,10 +18,9 @@ from typing import Any
 from tqdm import tqdm
 
 from nmt.cli.app import output_folder
-from nmt.config import schema
 from nmt.config.compose import merge_search
 from nmt.config.errors import UserError
-from nmt.evaluate.bleu import bleu_metric
+from nmt.config.schema import training as schema
 from nmt.evaluate.evaluation import evaluate, score_settings
 from nmt.system.files import to_json, write_atomically
 from nmt.system.machine import tune_memory
@@ -96,14 +95,14 @@ class Tuning:
         translator = self.translator.with_search(self.search(setting))
         texts = self.sources, self.references
         result = evaluate(translator, *texts, self.scoring, ("bleu", "chrf"), bar.update)
-        ratio = bleu_metric(self.scoring).corpus_score(result.hypotheses, [self.references]).ratio
-        self.signature = result.scores.signature
+        length, reference = result.counted.counts["bleu"][:, :2].sum(0)
+        self.signature = result.counted.signatures["bleu"]
         self.rows.append(
             {
                 **setting,
-                "bleu": result.scores.bleu,
-                "chrf": result.scores.chrf,
-                "brevity_ratio": ratio,
+                "bleu": result.scores["bleu"],
+                "chrf": result.scores["chrf"],
+                "brevity_ratio": length / reference,
                 "seconds": len(self.sources) / result.sentences_per_second,
                 "override": " ".join(f"search.{k}={v}" for k, v in changes(setting, self.config.search).items()),
             }

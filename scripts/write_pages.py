@@ -422,7 +422,7 @@ def board_rows(root: Path, corpus: str = MAIN_BOARD) -> tuple[list[str], dict[st
     for system in comparison["systems"]:
         difference = differences.get(system["name"])
         speeds = [
-            "-" if system["bleu_equal_time"] is None else f"{system['bleu_equal_time']:.2f}",
+            "-" if system["equal_time"] is None else f"{system['equal_time']:.2f}",
             *(f"{system[key]:,.0f}" for key in ("update_milliseconds", "sentences_per_second")),
         ]
         cells = [
@@ -431,7 +431,7 @@ def board_rows(root: Path, corpus: str = MAIN_BOARD) -> tuple[list[str], dict[st
             f"{system['bleu']:.2f} ± {system['bleu_ci']:.2f}",
             f"{difference['difference']:+.2f} ± {difference['difference_ci']:.2f}" if difference else "-",
             p_cell(difference["p"]) if difference else "-",
-            *(f"{system[key]:.2f}" for key in ("chrf", "perplexity", "bleu_longest")),
+            *(f"{system[key]:.2f}" for key in ("chrf", "perplexity", "longest")),
             *(speeds if with_speeds else []),
             f"{system['parameters'] / 1e6:.1f} M",
         ]

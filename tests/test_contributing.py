@@ -1,4 +1,4 @@
-"""The steps in CONTRIBUTING to add a score, a loss, a loss term and a search method work in a copy of the project."""
+"""The recipes in CONTRIBUTING for an extension, such as a score, an optimizer or a search, work in a copy of nmt."""
 
 import os
 import re
@@ -14,12 +14,34 @@ pytestmark = pytest.mark.system
 ROOT = Path(__file__).resolve().parent.parent
 FILES = re.compile(r"`((?:nmt|configs|tests)/[\w/.]+\.(?:py|yaml))`")
 BLOCK = re.compile(r"```(python|diff|yaml)\n(.*?)```", re.DOTALL)
+NUMBERS = {"two": 2, "four": 4, "five": 5}
+# The name of each recipe's example, and another name that it may have.
+RECIPES = {
+    "score": ("low_rank", "slim"),
+    "loss": ("focal", "lenient"),
+    "loss term": ("attention_entropy", "attention_spread"),
+    "metric": ("length_ratio", "word_ratio"),
+    "optimizer": ("adagrad", "adamax"),
+    "schedule": ("exponential", "dwindling"),
+    "search": ("epsilon", "threshold"),
+}
 
 
 def steps(what: str) -> list[str]:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    section = text.partition(f"## A {what} of your own, in five steps\n")[2].partition("\n## ")[0]
-    return re.split(r"^\d\. ", section, flags=re.MULTILINE)[1:]
+    found = re.search(rf"^## An? {what} of your own, in (\w+) steps\n(.*?)(?=^## )", text, re.DOTALL | re.MULTILINE)
+    assert found, what
+    taken = re.split(r"^\d\. ", found[2], flags=re.MULTILINE)[1:]
+    assert len(taken) == NUMBERS[found[1]]
+    return taken
+
+
+def renamed(step: str, what: str) -> str:
+    """The step for an example with another name."""
+    old, new = RECIPES[what]
+    for spelled in (str, lambda name: "".join(map(str.capitalize, name.split("_")))):
+        step = step.replace(spelled(old), spelled(new))
+    return step
 
 
 def take(step: str, root: Path) -> None:
@@ -59,9 +81,7 @@ def copy_with_steps(what: str, root: Path) -> None:
     for part in ("nmt", "configs", "tests"):
         shutil.copytree(ROOT / part, root / part, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", root)
-    todo = steps(what)
-    assert len(todo) == 5
-    for step in todo:
+    for step in steps(what):
         take(step, root)
 
 
@@ -80,16 +100,53 @@ def passed(root: Path, *arguments: str) -> int:
     return int(re.findall(r"(\d+) passed", done.stdout)[0])
 
 
-@pytest.mark.parametrize("what", ["score", "loss", "loss term", "search"])
-def test_five_steps_fit_the_code(what: str, tmp_path: Path) -> None:
-    copy_with_steps(what, tmp_path)
+@pytest.mark.parametrize("what", RECIPES)
+def test_the_steps_fit_the_code_even_with_a_further_part(what: str, tmp_path: Path) -> None:
+    todo = [renamed(step, what) for step in steps(what)] + steps(what)
+    for name in {name for step in todo for name in FILES.findall(step)}:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / name).exists():
+            shutil.copy(ROOT / name, tmp_path / name)
+    for step in todo:
+        take(step, tmp_path)
 
 
 @pytest.mark.slow
 def test_five_steps_make_a_score_that_keeps_the_laws_and_trains(tmp_path: Path) -> None:
     copy_with_steps("score", tmp_path)
-    assert "kind: biased" in train(tmp_path, "attention=luong_general", "attention/score=biased")
-    assert passed(tmp_path, "tests/attention", "-k", "biased", "-m", "slow or not slow") > 60
+    config = train(tmp_path, "attention=luong_general", "attention/score=low_rank", "attention.score.rank=5")
+    assert "kind: low_rank" in config
+    assert "rank: 5" in config
+    assert passed(tmp_path, "tests/attention", "-k", "low_rank", "-m", "slow or not slow") > 60
+
+
+@pytest.mark.slow
+def test_two_steps_make_a_metric_that_is_monitored_and_ranks(tmp_path: Path) -> None:
+    copy_with_steps("metric", tmp_path)
+    train(tmp_path, "evaluation.metrics=[bleu,length_ratio]", "validation.monitor=length_ratio")
+    assert "validation/length_ratio" in (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert "length %" in (tmp_path / "run" / "train.log").read_text()
+    main = "from nmt.cli.commands import compare; compare()"
+    done = python(
+        tmp_path, "-c", main, "runs=run", "metric=length_ratio", "bootstrap_samples=100", "randomisation_trials=100"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "length % words split at spaces" in done.stdout
+    assert passed(tmp_path, "tests/evaluate/test_length_ratio.py") == 1
+
+
+@pytest.mark.slow
+def test_four_steps_make_an_optimizer_that_trains(tmp_path: Path) -> None:
+    copy_with_steps("optimizer", tmp_path)
+    assert "kind: adagrad" in train(tmp_path, "optimizer=adagrad", "optimizer.lr=0.05")
+    assert passed(tmp_path, "tests/training/test_adagrad.py") == 1
+
+
+@pytest.mark.slow
+def test_four_steps_make_a_schedule_that_trains(tmp_path: Path) -> None:
+    copy_with_steps("schedule", tmp_path)
+    assert "half_life: 500" in train(tmp_path, "schedule=exponential", "schedule.half_life=500")
+    assert passed(tmp_path, "tests/training/test_exponential.py") == 1
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 from conftest import script
 
 
-def test_each_fault_stands_once_in_its_room_and_names_its_tests() -> None:
+def test_each_fault_stands_once_in_its_subpackage_and_names_its_tests() -> None:
     faults = script("faults")
     planted = faults.load()
     assert faults.problems(planted) == []

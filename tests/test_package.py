@@ -30,7 +30,8 @@ def test_the_api_is_loaded_on_demand() -> None:
 
 
 def test_only_what_the_layout_names_stands_at_the_top() -> None:
-    allowed = {"nmt", "configs", "docs", "scripts", "tests", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE"}
+    allowed = {"nmt", "configs", "docs", "examples", "scripts", "tests"}
+    allowed |= {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE"}
     allowed |= {"pyproject.toml", "constraints.txt", "Makefile", "Dockerfile", "mkdocs.yml", "CITATION.cff"}
     generated = {"outputs", "dist", "build", "multirun"}
     assert {path.name for path in ROOT.iterdir() if not path.name.startswith(".")} - generated <= allowed

@@ -24,6 +24,7 @@
 # 3. If it chooses one position instead of mixing all, how does it learn? REINFORCE against the exact sum, on three positions.
 
 # %%
+import gzip
 import logging
 from pathlib import Path
 
@@ -33,7 +34,7 @@ import torch
 from numpy.typing import NDArray
 
 import nmt
-from nmt.data.demo import generate
+from nmt.data.corpus import DEMO
 from nmt.explain.explanation import explain
 
 Array = NDArray[np.float64]
@@ -48,7 +49,9 @@ plt.rcParams["figure.dpi"] = 70
 # %%
 folder = Path("corpus")
 folder.mkdir(exist_ok=True)
-for split, pairs in generate(14000, 300, 300, seed=1)._asdict().items():
+with gzip.open(DEMO, "rt", encoding="utf-8") as file:
+    rows = [line.rstrip("\n").split("\t") for line in file][1:]
+for split, pairs in {"train": rows[600:14600], "validation": rows[300:600], "test": rows[:300]}.items():
     short = [(english, french) for english, french, _ in pairs if len(english.split()) <= 9]
     for language, lines in zip(("en", "fr"), zip(*short, strict=True), strict=True):
         (folder / f"{split}.{language}").write_text("\n".join(lines) + "\n", encoding="utf-8")

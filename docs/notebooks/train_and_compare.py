@@ -23,6 +23,7 @@
 # [the results](../results/demo.md): 23 BLEU without attention, 97 with `luong_dot` and 99 with `luong_concat`.
 
 # %%
+import gzip
 import logging
 from pathlib import Path
 
@@ -31,7 +32,7 @@ import numpy as np
 from IPython.display import display
 
 import nmt
-from nmt.data.demo import generate
+from nmt.data.corpus import DEMO
 from nmt.translate.heatmap import draw_alignment
 
 logging.disable(logging.INFO)  # leave this line out to follow the training
@@ -46,7 +47,9 @@ plt.rcParams["figure.dpi"] = 70
 # %%
 folder = Path("corpus")
 folder.mkdir(exist_ok=True)
-for split, pairs in generate(14000, 300, 700, seed=1)._asdict().items():
+with gzip.open(DEMO, "rt", encoding="utf-8") as file:
+    rows = [line.rstrip("\n").split("\t") for line in file][1:]
+for split, pairs in {"train": rows[1000:15000], "validation": rows[700:1000], "test": rows[:700]}.items():
     short = [(english, french) for english, french, _ in pairs if len(english.split()) <= 9]
     for language, lines in zip(("en", "fr"), zip(*short, strict=True), strict=True):
         (folder / f"{split}.{language}").write_text("\n".join(lines) + "\n", encoding="utf-8")

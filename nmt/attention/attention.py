@@ -119,7 +119,6 @@ class Window(nn.Module):
     """Decides which valid positions a query may attend to: all, or those within `reach` of a centre."""
 
     reach: int | None = None  # D, the greatest distance from the centre; None for all positions
-    counts_steps = False  # does the centre depend on the number of the step?
 
     @property
     def width(self) -> int:
@@ -166,8 +165,6 @@ class LocalMonotonicWindow(Window):
     """Keeps the positions in [p_t - D, p_t + D], where D = `reach` and the centre p_t is the target position t
     (Luong et al. 2015, 3.2, local-m). If t is beyond the end of the source, the centre is the last position."""
 
-    counts_steps = True
-
     def __init__(self, reach: int) -> None:
         super().__init__()
         self.reach = reach
@@ -192,12 +189,12 @@ class LocalPredictiveWindow(Window):
     is flat.
     """
 
-    def __init__(self, reach: int, query_dim: int, attention_dim: int) -> None:
+    def __init__(self, reach: int, query_dim: int, dim: int) -> None:
         super().__init__()
         self.reach = reach
-        self.centre_proj = Linear(query_dim, attention_dim, bias=False)
-        self.centre = Linear(attention_dim, 1, bias=False)
-        self.scale: float = attention_dim**-0.5
+        self.centre_proj = Linear(query_dim, dim, bias=False)
+        self.centre = Linear(dim, 1, bias=False)
+        self.scale: float = dim**-0.5
 
     def centres(self, query: Tensor, valid: Tensor, steps: range) -> Tensor:
         """Compute p_t: (B, T, Q), bool (B, S) -> (B, T)."""
@@ -237,7 +234,6 @@ class Attention(nn.Module):
         assert reads_past or (coverage is None and score.key_projection() is None)
         self.score, self.window, self.normalizer, self.coverage = score, window, normalizer, coverage
         self.alignment, self.chunk, self.dropout, self.reads_past = alignment, chunk, dropout, reads_past
-        self.counts_steps = window.counts_steps
 
     def remember(
         self, states: Tensor, valid: Tensor, values: Tensor | None = None, *, nonempty: bool = False
@@ -411,7 +407,6 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         assert dim % heads == 0
         self.inner, self.heads, self.reads_past = inner, heads, inner.reads_past
-        self.counts_steps = inner.counts_steps
         self.query_proj = Linear(query_dim, dim, bias=False)
         self.key_proj = Linear(memory_dim, dim, bias=False)
         self.value_proj = Linear(memory_dim, dim, bias=False)

@@ -188,16 +188,16 @@ class MonotonicNormalizer(Normalizer):
     weights of the previous step (ibid., eq. 9). Noise, which training adds to the energies, drives p_s to 0 or 1.
     With probability 1 - sum_s w_s, reading passes the end without stopping. Outside training, reading stops at the
     first position with p_s > 1/2. If no position has p_s > 1/2, the context is zero at this step and at all further
-    steps, as in the paper. If `always_expected` is True, the weights are expectations outside training as well.
+    steps, as in the paper. With `outside_training` "expected", the weights are expectations outside training as well.
     """
 
     stops = True
 
-    def __init__(self, noise: float, initial_offset: float, always_expected: bool = False) -> None:
+    def __init__(self, noise: float, initial_offset: float, outside_training: str = "stop") -> None:
         """noise: standard deviation of the noise on the energies. initial_offset: initial value of r, negative so that
-        reading does not stop at the first position."""
+        reading does not stop at the first position. outside_training: "stop" or "expected"."""
         super().__init__()
-        self.noise, self.always_expected = noise, always_expected
+        self.noise, self.always_expected = noise, outside_training == "expected"
         self.offset = nn.Parameter(torch.tensor(initial_offset))
 
     def forward(self, energies: Tensor, keep: Tensor, past: Past) -> Normalized:

@@ -136,11 +136,11 @@ class GeneralScore(DotScore):
 class AdditiveScore(Score):
     """Computes e_ts = v . tanh(W q_t + U h_s)   (Bahdanau et al. 2015, A.1.2)."""
 
-    def __init__(self, query_dim: int, memory_dim: int, attention_dim: int) -> None:
+    def __init__(self, query_dim: int, memory_dim: int, dim: int) -> None:
         super().__init__()
-        self.query_proj = Linear(query_dim, attention_dim, bias=False)
-        self.key_proj = Linear(memory_dim, attention_dim, bias=False)
-        self.energy = Linear(attention_dim, 1, bias=False)
+        self.query_proj = Linear(query_dim, dim, bias=False)
+        self.key_proj = Linear(memory_dim, dim, bias=False)
+        self.energy = Linear(dim, 1, bias=False)
 
     def keys(self, memory: Tensor) -> Tensor:
         """Compute the keys, once per source sentence: (B, S, M) -> (B, S, A)."""
@@ -160,10 +160,10 @@ class NormedAdditiveScore(AdditiveScore):
     of Raffel et al. is a parameter of `MonotonicNormalizer`.
     """
 
-    def __init__(self, query_dim: int, memory_dim: int, attention_dim: int) -> None:
-        super().__init__(query_dim, memory_dim, attention_dim)
-        self.gain = nn.Parameter(torch.tensor(attention_dim**-0.5))
-        self.bias = nn.Parameter(torch.zeros(attention_dim))
+    def __init__(self, query_dim: int, memory_dim: int, dim: int) -> None:
+        super().__init__(query_dim, memory_dim, dim)
+        self.gain = nn.Parameter(torch.tensor(dim**-0.5))
+        self.bias = nn.Parameter(torch.zeros(dim))
 
     def keys(self, memory: Tensor) -> Tensor:
         """Compute the keys U h_s + b, once per source sentence: (B, S, M) -> (B, S, A)."""
@@ -183,9 +183,9 @@ class ConcatScore(AdditiveScore):
     computed once per sentence.
     """
 
-    def __init__(self, query_dim: int, memory_dim: int, attention_dim: int, layers: int) -> None:
-        super().__init__(query_dim, memory_dim, attention_dim)
-        self.deeper = nn.ModuleList(Linear(attention_dim, attention_dim) for _ in range(layers - 1))
+    def __init__(self, query_dim: int, memory_dim: int, dim: int, layers: int) -> None:
+        super().__init__(query_dim, memory_dim, dim)
+        self.deeper = nn.ModuleList(Linear(dim, dim) for _ in range(layers - 1))
 
     def forward(self, query: Tensor, keys: Tensor, update: KeyUpdate | None = None) -> Tensor:
         """Compute energies without a mask: (B, T, Q), (B, S, A) -> (B, T, S)."""
@@ -258,11 +258,11 @@ class LocationAwareScore(AdditiveScore):
     """Computes e_ts = v . tanh(W q_t + V h_s + U f_ts + b), where the features f_t are a convolution of the previous
     step's weights with learned filters   (Chorowski et al. 2015, eq. 8 and 9)."""
 
-    def __init__(self, query_dim: int, memory_dim: int, attention_dim: int, filters: int, width: int) -> None:
+    def __init__(self, query_dim: int, memory_dim: int, dim: int, filters: int, width: int) -> None:
         """filters: F, the number of filters. width: the odd number of source positions that a filter spans."""
-        super().__init__(query_dim, memory_dim, attention_dim)
+        super().__init__(query_dim, memory_dim, dim)
         self.filters = nn.Conv1d(1, filters, width, padding=width // 2, bias=False)
-        self.filter_proj = Linear(filters, attention_dim)  # U and b
+        self.filter_proj = Linear(filters, dim)  # U and b
 
     def keys(self, memory: Tensor) -> Tensor:
         """Compute the keys V h_s + b, once per source sentence: (B, S, M) -> (B, S, A)."""

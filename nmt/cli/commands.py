@@ -25,8 +25,8 @@ from nmt.system.files import short_name
 from nmt.system.processes import leave_group
 
 if TYPE_CHECKING:
-    from nmt.evaluate.bleu import ScoreSettings
     from nmt.evaluate.evaluation import EvaluationFolder
+    from nmt.evaluate.metrics import ScoreSettings
     from nmt.system.distributed import ProcessGroup
     from nmt.system.run import RunDirectory
     from nmt.translate.translator import Translator
@@ -197,11 +197,9 @@ def compare(config: schema.CompareConfig) -> tuple[str, Path]:
     Returns the table and the folder of all results. Raises UserError.
     """
     with exit_at_ctrl_c("compare"):
-        from nmt.compare.compare import Ranking
         from nmt.compare.report import write_comparison
 
-    settings = config.model_dump(exclude={"output", "metric", "comet_model"})
-    settings["ranking"] = Ranking.by(config.metric, config.comet_model)
+    settings = config.model_dump(exclude={"output"})
     with output_folder(config.output, "comparison.json", "a comparison") as output:
         return write_comparison(output=output, **settings), output
 

@@ -9,7 +9,7 @@ import yaml
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from nmt.config.compose import config_dir, flatten
-from nmt.config.errors import UserError, format_value, nearest, nearest_key, removed
+from nmt.config.errors import UserError, format_value, nearest, nearest_key
 
 RECIPES = "experiment"  # subfolders of this group hold choices; a subfolder of any other group is a group
 # Keys that size=auto sets from the corpus, and the keys that override them.
@@ -96,8 +96,6 @@ def _unknown_key(match: re.Match[str], command: str, words: Words) -> str:
         choices = _choices_with(key, command)
         available = f"; available with {', '.join(choices)}" if choices else ""
         return f"{key}: not a key of the chosen {key.partition('.')[0]}{available}"
-    if message := removed(key):
-        return message
     candidates = [name for name in keys if name not in SET_BY_SIZE]
     candidates += ["hydra.run.dir"] if command == "train" else []
     return f"{key}: unknown key{nearest_key(key, candidates)} (nmt-{command} --help lists all)"
@@ -131,8 +129,6 @@ def _unknown_choice(match: re.Match[str], command: str, words: Words) -> str | N
     group, _, choice = path.rpartition("/")
     # encoder/gru is choice gru of group encoder, unless an argument shows that the choice itself has a slash.
     group, choice = next((pair for pair in arguments if "/".join(pair) == path), (group, choice))
-    if message := removed(group, choice):
-        return message
     listed = match.string.partition("Available options in")[2].partition("Config search path:")[0].split()[1:]
     others = [name for name in listed if not (config_dir() / group / f"{name}.yaml").exists() and name[0] != "_"]
     choices = [*choices_of(group, command), *others]

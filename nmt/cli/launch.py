@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from nmt.cli.app import STOPPED, attempt, is_unread, leave, log_to_stream
 from nmt.cli.explain import explain
 from nmt.config.errors import UserError
-from nmt.config.schema import SavedRunCommand
+from nmt.config.schema.commands import SavedRunCommand
 from nmt.system.processes import clean_start, cores, end_with, environment, rank, started_in_group
 
 if TYPE_CHECKING:

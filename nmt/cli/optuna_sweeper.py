@@ -30,7 +30,7 @@ from nmt.compare.jobs import record_failure
 from nmt.config.compose import validated_union
 from nmt.config.errors import UserError
 from nmt.config.schema.base import Count, CountOrZero, Section
-from nmt.config.schema.training import LOWER_IS_BETTER
+from nmt.evaluate.metrics import sign_of
 from nmt.system.files import try_lock
 from nmt.system.run import PRUNED, RunDirectory
 
@@ -87,7 +87,7 @@ class OptunaSweeper(Sweeper):
         study = optuna.create_study(
             study_name=STUDY,
             storage=_storage(self._directory),
-            direction="minimize" if monitor in LOWER_IS_BETTER else "maximize",
+            direction="maximize" if sign_of(monitor) > 0 else "minimize",
             load_if_exists=True,
         )
         distributions = {key: str(distribution) for key, distribution in space.items()}

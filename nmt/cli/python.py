@@ -24,13 +24,14 @@ from nmt.cli.compose import compose
 from nmt.cli.train import is_complete, new_run, resumed, resumes
 from nmt.config import schema
 from nmt.config.errors import UserError, quoted, user_path
+from nmt.evaluate.metrics import METRICS
 from nmt.system.distributed import Interrupted
 from nmt.system.run import FINISHED, RunDirectory, read_json
 from nmt.training.job import train_run
 from nmt.translate.translator import Translator
 
 log = logging.getLogger(__name__)
-SHOWN = ("bleu", "chrf", "ter", "aer")
+SHOWN = (*METRICS, "aer")
 
 
 class Scores(dict[str, Any]):

@@ -36,7 +36,8 @@ from nmt.cli.compose import (
 from nmt.cli.entry import exit_at_ctrl_c
 from nmt.config.compose import config_dir, flatten, validated, with_values
 from nmt.config.errors import UserError, for_shell, format_value, user_path
-from nmt.config.schema import CHANGEABLE_KEYS, PATH_KEYS, TrainConfig
+from nmt.config.schema import TrainConfig
+from nmt.config.schema.commands import CHANGEABLE_KEYS, PATH_KEYS
 from nmt.system.processes import agreed, rank, started_in_group
 from nmt.system.run import FINISHED, PRUNED, RunDirectory, load_config, load_values
 
@@ -296,7 +297,7 @@ def _dry_run(start: Start, words: list[str]) -> int:
     if started_in_group():
         raise UserError("--dry-run: several processes were started already; start one, with processes=N")
     with exit_at_ctrl_c("train"):  # Ctrl-C during imports ends the process at once: the directory does not exist yet
-        from nmt.training.job import dry_run
+        from nmt.training.dry_run import dry_run
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, _exit)

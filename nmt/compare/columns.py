@@ -7,17 +7,15 @@ from statistics import median
 from typing import Any
 
 from nmt.compare.compare import SIGNIFICANT, Comparison
+from nmt.evaluate.metrics import METRICS, sign_of
 from nmt.system.text_table import Column, decimals, human_count, human_duration
 
 Row = Mapping[str, Any]
-NAMES = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER", "comet": "COMET"}
-HIGHER_IS_BETTER = {"bleu", "chrf", "comet", "tokens_per_second", "sentences_per_second"} | {
-    f"bleu_{part}" for part in ("longest", "equal_updates", "equal_time")
-}
+SPEEDS = ("tokens_per_second", "sentences_per_second")
+OF_METRIC = ("longest", "equal_updates", "equal_time")  # scores by the metric that ranks
 IN_FULL = {  # keys of columns that only the full table shows, not the table on the terminal
-    *(f"{name}_sd" for name in NAMES),
-    *("ter", "detectable", "seeds_needed", "p_stratified", "perplexity", "bleu_longest", "bleu_equal_updates"),
-    *("bleu_equal_time", "seconds", "tokens_per_second", "sentences_per_second"),
+    *(f"{name}_sd" for name in METRICS),
+    *("detectable", "seeds_needed", "p_stratified", "perplexity", "seconds", *SPEEDS, *OF_METRIC),
 }
 LEAST_P = 0.0001  # a smaller p value is shown as <0.0001
 
@@ -68,21 +66,21 @@ def system_columns(comparison: Comparison) -> list[Column]:
     words = "-".join(map(str, dict.fromkeys(rows[0]["longest_words"])))
     updates, seconds = budget["updates"], budget["seconds"]
     first, *details = _test_columns(metric)
-    others = [Column(name, heading, score_decimals(name)) for name, heading in NAMES.items() if name != metric]
+    heading, others = METRICS[metric].heading, [column for column in _score_columns(comparison) if column.key != metric]
     columns = [
         Column("rank", "#"),
         Column("name", "system"),
         Column("seeds", "seeds", _seed_count),
-        Column(metric, NAMES[metric], score_decimals(metric)),
+        Column(metric, heading, score_decimals(metric)),
         Column("letters", "groups"),
         first,
         details[0],
         *others,
         Column("aer", "AER %", decimals(1)),
-        Column("bleu_longest", f"BLEU, {words} words", decimals(2)),
+        Column("longest", f"{heading}, {words} words", score_decimals(metric)),
         Column("perplexity", "validation perplexity", decimals(2)),
-        Column("bleu_equal_updates", f"validation BLEU, {updates or 0:,} updates", decimals(2)),
-        Column("bleu_equal_time", f"validation BLEU, {human_duration(seconds or 0)}", decimals(2)),
+        Column("equal_updates", f"validation {heading}, {updates or 0:,} updates", score_decimals(metric)),
+        Column("equal_time", f"validation {heading}, {human_duration(seconds or 0)}", score_decimals(metric)),
         Column("parameters", "parameters", human_count),
         Column("update_milliseconds", "ms/update", decimals(0)),
         Column("sentences_per_second", "sentences/s, search", "{:,.0f}".format),
@@ -107,7 +105,7 @@ def run_columns(comparison: Comparison) -> list[Column]:
         Column("run", "run"),
         Column("system", "system"),
         Column("seed", "seed"),
-        *(Column(name, heading, score_decimals(name)) for name, heading in NAMES.items()),
+        *_score_columns(comparison),
         Column("aer", "AER %", decimals(1)),
         Column("p_bootstrap", "p, bootstrap", _p_value),
         Column("p_randomisation", "p, randomisation", _p_value),
@@ -134,6 +132,10 @@ EXPLAINED = (
 )
 
 
+def _score_columns(comparison: Comparison) -> list[Column]:
+    return [Column(name, METRICS[name].heading, score_decimals(name)) for name in comparison["signatures"]]
+
+
 def _test_columns(metric: str) -> list[Column]:
     show = score_decimals(metric)
     return [
@@ -148,7 +150,7 @@ def _test_columns(metric: str) -> list[Column]:
 
 def score_decimals(metric: str) -> Callable[[float], str]:
     """Return a formatter of scores and of differences between them."""
-    return decimals(4 if metric == "comet" else 2)
+    return decimals(METRICS[metric].decimals)
 
 
 def _p_value(p: float) -> str:
@@ -161,7 +163,7 @@ def _seed_count(seeds: Sequence[int]) -> str:
 
 def power(comparison: Comparison) -> str:
     """Describe how large a difference these seeds and sentences can detect; empty if no score varies."""
-    rows, name = comparison["differences"], NAMES[comparison["metric"]]
+    rows, name = comparison["differences"], METRICS[comparison["metric"]].heading
     show, sizes = score_decimals(comparison["metric"]), [row["detectable"] for row in rows]
     if not any(sizes):  # there is no pair of systems, or all outputs are equal
         return ""
@@ -176,10 +178,25 @@ def power(comparison: Comparison) -> str:
     return text
 
 
+def unequal(comparison: Comparison) -> str:
+    """Warn of systems whose seeds vary much more than those of the others; empty if there are none."""
+    names = ", ".join(comparison["unequal"])
+    return names and (
+        f"The seeds of {names} vary more than twice as much as those of the others: the tests and intervals there rest "
+        "on few seeds. Train more seeds before you trust a star."
+    )
+
+
 def notes_on_scores(comparison: Comparison) -> str:
     """Explain scores, intervals and tests."""
     samples, trials = comparison["bootstrap_samples"], comparison["randomisation_trials"]
-    metric = NAMES[comparison["metric"]]
+    metric = METRICS[comparison["metric"]].heading
+    higher, lower = (
+        " and ".join(METRICS[name].heading for name in comparison["signatures"] if sign_of(name) == sign)
+        for sign in (1, -1)
+    )
+    directions = f"{higher}: higher is better; " if higher else ""
+    directions += f"{lower} and AER: lower is better" if lower else "AER: lower is better"
     reference = "the other system" if comparison["baseline"] is None else comparison["baseline"]
     groups = " Systems without a common letter differ." if comparison["baseline"] is None else ""
     chosen = ""
@@ -189,8 +206,8 @@ def notes_on_scores(comparison: Comparison) -> str:
             "corrected for that, intervals and raw p are not."
         )
     return (
-        "BLEU, chrF and COMET: higher is better; TER and AER: lower is better. BLEU of so many words: of the fifth of "
-        "the test set with the longest sources. Scores are means over the seeds. ± "
+        f"{directions}. {metric} of so many words: of the fifth of the test set with the longest sources. Scores are "
+        "means over the seeds. ± "
         f"after {metric} and after a difference is half the width of the 95 % interval, not corrected for the number "
         "of comparisons; it contains the variance between sentences and, if a system has several seeds, that between "
         "seeds. After another mean, ± is the standard deviation over the seeds. "
@@ -209,18 +226,20 @@ def notes_on_scores(comparison: Comparison) -> str:
 def notes_on_costs(comparison: Comparison) -> str:
     """Explain times, and scores at an equal budget of training; empty if no run has recorded its training."""
     budget, machines = comparison["budget"], comparison["machines"]
+    heading = METRICS[comparison["metric"]].heading
     if budget["updates"] is None:
         return ""
     text = (
-        f"validation BLEU, {budget['updates']:,} updates: at the number of updates of the shortest run, read from the "
-        "learning curves, linear between validations."
+        f"validation {heading}, {budget['updates']:,} updates: at the number of updates of the shortest run, read from "
+        "the learning curves, linear between validations."
     )
     if budget["seconds"] is not None:
         text += (
             " ms/update: target tokens of a mean update, divided by the median speed of the logged windows. validation "
-            f"BLEU, {human_duration(budget['seconds'])}: read from the same curves at the time in which the fastest "
-            "system made all its updates. The time at a validation is the number of updates before it times ms/update, "
-            "without validations. Schedules are not shortened for it: a slower system is in the middle of its own then."
+            f"{heading}, {human_duration(budget['seconds'])}: read from the same curves at the time in which the "
+            "fastest system made all its updates. The time at a validation is the number of updates before it times "
+            "ms/update, without validations. Schedules are not shortened for it: a slower system is "
+            "in the middle of its own then."
         )
     if len(machines) > 1:
         text += (

@@ -6,27 +6,24 @@
 import json
 import logging
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-import torch
 from tqdm import tqdm
 
-from nmt.compare.entry import Entry, HeldOut, System, Validation, count_sentences
+from nmt.compare.entry import Entry, HeldOut, Point, System, count_sentences
 from nmt.config.errors import UserError, printable, user_path
-from nmt.config.schema import PATH_KEYS, Metric
-from nmt.config.schema.training import LOWER_IS_BETTER
-from nmt.evaluate.bleu import Counts, score_by_length, sentence_bleu, signatures
-from nmt.evaluate.evaluation import Comet
+from nmt.config.schema.commands import PATH_KEYS
+from nmt.evaluate.metrics import METRICS, Counts, check_known, corpus_score, score_by_length, sign_of, signatures
 from nmt.evaluate.significance import (
     Effect,
     Output,
     Resampling,
     SeedVariance,
-    corpus_score,
     difference,
     half_width,
     holm,
@@ -40,7 +37,7 @@ from nmt.system.files import read_lines
 from nmt.system.text_table import short
 from nmt.translate.similarity import Floats
 
-MIN_BUCKET, MAX_BUCKETS = 50, 8  # BLEU by length: at least 50 sentences per bucket, at most 8 buckets
+MIN_BUCKET, MAX_BUCKETS = 50, 8  # scores by length: at least 50 sentences per bucket, at most 8 buckets
 FIFTHS = 5
 SIGNIFICANT = 0.05
 ALL = "all"  # baseline=all: every pair of systems
@@ -50,34 +47,6 @@ log = logging.getLogger(__name__)
 Comparison = dict[str, Any]
 
 
-class Ranking(NamedTuple):
-    """The metric that ranks systems and is tested, and the COMET model if this metric is COMET."""
-
-    metric: Metric = "bleu"
-    comet: Comet | None = None
-
-    @classmethod
-    def by(cls, metric: Metric, comet_model: str) -> Self:
-        """Load COMET if it is the metric. Raises UserError if it is not available."""
-        if metric != "comet":
-            return cls(metric)
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        return cls(metric, Comet(comet_model, "comet_model", device))
-
-    @property
-    def sign(self) -> int:
-        """Return 1 if higher scores are better, else -1."""
-        return -1 if self.metric in LOWER_IS_BETTER else 1
-
-    def sentence_scores(self, hypotheses: Sequence[str], held_out: HeldOut) -> Output:
-        """Compute the sentence statistics of COMET, (N, 2): a row (score, 1) for each. Empty for other metrics."""
-        if self.comet is None:
-            return {}
-        scores = self.comet(held_out.sources, hypotheses, held_out.references)
-        return {"comet": np.column_stack([scores, np.ones(len(scores))])}
-
-
-DEFAULT = Ranking()
 FIRST_RUNS = ("training.start_from", "objective.teachers")  # keys that name the runs a run starts or learns from
 
 
@@ -149,24 +118,21 @@ def find(name: str, systems: Sequence[System]) -> str | None:
 class Field:
     """Systems on one test set, with the sentence statistics of all their runs."""
 
-    def __init__(self, systems: Sequence[System], held_out: HeldOut, ranking: Ranking, resampling: Resampling) -> None:
-        """Compute the sentence statistics of each run, or read the statistics that its evaluation has saved."""
-        self.systems, self.ranking, self.resampling = systems, ranking, resampling
+    def __init__(self, systems: Sequence[System], held_out: HeldOut, metric: str, resampling: Resampling) -> None:
+        """Compute the sentence statistics of each run. `metric` ranks the systems."""
+        self.systems, self.metric, self.resampling = systems, metric, resampling
         self.sentences = len(held_out.references)
         self.outputs: dict[str, Output] = {}
         entries = [entry for system in systems for entry in system.entries]
         for entry in tqdm(entries, "score", unit=" runs", disable=None, leave=False):
-            self.outputs[entry.name] = {
-                **count_sentences(entry, held_out).counts,
-                **ranking.sentence_scores(entry.hypotheses, held_out),
-            }
+            self.outputs[entry.name] = count_sentences(entry, held_out).counts
         self.metrics = list(self.outputs[entries[0].name])
         self._rows = {entry.name: row for row, entry in enumerate(entries)}
         self._bootstrap = {
             metric: resampling.bootstrap([output[metric] for output in self.outputs.values()], metric)
             for metric in self.metrics
         }
-        self._covariance = np.atleast_2d(np.cov(self._bootstrap[ranking.metric]))
+        self._covariance = np.atleast_2d(np.cov(self._bootstrap[metric]))
         self._seeds = SeedVariance.of(
             [self._scores(system) for system in systems], [self._covariance_of(system) for system in systems]
         )
@@ -180,12 +146,12 @@ class Field:
         return fmean(self._scores(system))
 
     def counts(self, entry: Entry) -> Counts:
-        """Return the BLEU statistics of each sentence of a run: (N, 10)."""
-        return self.outputs[entry.name]["bleu"]  # type: ignore[return-value]
+        """Return the statistics of each sentence of a run, (N, k), by the metric that ranks."""
+        return self.outputs[entry.name][self.metric]
 
     def ranked(self) -> list[System]:
         """Sort the systems, the best first."""
-        return sorted(self.systems, key=lambda system: -self.ranking.sign * self.mean(system))
+        return sorted(self.systems, key=lambda system: -sign_of(self.metric) * self.mean(system))
 
     def run_rows(self, baseline: System | None) -> list[Comparison]:
         """Score each run of the ranked systems, and test it against the baseline's run of the same seed.
@@ -195,7 +161,7 @@ class Field:
         """
         rows = []
         pairs = [(system, entry) for system in self.ranked() for entry in system.entries]
-        others = [metric for metric in self.metrics if metric != self.ranking.metric]
+        others = [metric for metric in self.metrics if metric != self.metric]
         for system, entry in tqdm(pairs, "test", unit=" runs", disable=None, leave=False):
             row: Comparison = {"system": system.name, "seed": entry.seed, "run": entry.name}
             for metric in self.metrics:
@@ -205,8 +171,8 @@ class Field:
             base = None if baseline is None or system is baseline else baseline.of_seed(entry.seed)
             bootstrap, randomisation = ({}, {}) if base is None else self._paired_tests(entry, base, self.metrics)
             row |= {
-                "p_bootstrap": bootstrap.get(self.ranking.metric),
-                "p_randomisation": randomisation.get(self.ranking.metric),
+                "p_bootstrap": bootstrap.get(self.metric),
+                "p_randomisation": randomisation.get(self.metric),
                 **{f"{metric}_p_bootstrap": bootstrap.get(metric) for metric in others},
                 **{f"{metric}_p_randomisation": randomisation.get(metric) for metric in others},
                 "baseline_run": None if base is None else base.name,
@@ -221,12 +187,16 @@ class Field:
         the standard deviation of a run's score over bootstrap samples of the sentences (s_sel of Clark et al. 2011), as
         a mean over the runs.
         """
-        metric, samples = self.ranking.metric, self._bootstrap[self.ranking.metric][self._of(system)]
+        metric, samples = self.metric, self._bootstrap[self.metric][self._of(system)]
         effect = mean_of_seeds(self._scores(system), self._covariance_of(system), self.sentences, self._seeds)
         return {
             f"{metric}_ci": effect.half_width if self._seeds.freedom else half_width(samples[0]),
             f"{metric}_sentence_sd": float(samples.std(1, ddof=1).mean()),
         }
+
+    def unequal(self) -> list[str]:
+        """Name the systems whose seeds vary so much more than those of the others that their variance stands out."""
+        return [system.name for system in self.ranked() if self._seeds.stands_out(self._scores(system))]
 
     def differences(self, baseline: System | None) -> list[dict[str, Any]]:
         """Test the difference of each system from the baseline; `p` is corrected for all these tests (Holm 1979).
@@ -278,7 +248,7 @@ class Field:
         return dict(zip(names, letters(len(names), different), strict=True))
 
     def _scores(self, system: System) -> list[float]:
-        return [self.score(entry, self.ranking.metric) for entry in system.entries]
+        return [self.score(entry, self.metric) for entry in system.entries]
 
     def _of(self, *systems: System) -> list[int]:
         return [self._rows[entry.name] for system in systems for entry in system.entries]
@@ -309,7 +279,7 @@ class Field:
 
     def _paired_p(self, entry: Entry, base: Entry) -> float:
         """Return the larger p of the two paired tests, but at least the smallest p that an exact test could give."""
-        metric = self.ranking.metric
+        metric = self.metric
         tests = self._paired_tests(entry, base, [metric])
         return max(
             least_p(self.outputs[base.name][metric], self.outputs[entry.name][metric]),
@@ -317,7 +287,7 @@ class Field:
         )
 
     def _stratified(self, pairs: Sequence[tuple[System, System]]) -> list[float]:
-        metric, numbers = self.ranking.metric, {system.name: row for row, system in enumerate(self.systems)}
+        metric, numbers = self.metric, {system.name: row for row, system in enumerate(self.systems)}
         outputs = [[self.outputs[entry.name][metric] for entry in system.entries] for system in self.systems]
         indices = [(numbers[a.name], numbers[b.name]) for a, b in pairs]
         with tqdm(total=len(pairs), desc="shuffle", unit=" pairs", disable=None, leave=False) as bar:
@@ -330,7 +300,7 @@ def compare(
     split: str,
     *,
     baseline: str | None = None,
-    ranking: Ranking = DEFAULT,
+    metric: str | None = None,
     examples: int,
     sentences: Sequence[int],
     bootstrap_samples: int,
@@ -338,13 +308,22 @@ def compare(
 ) -> Comparison:
     """Score and rank systems, and test the difference of each from the baseline. With baseline="all", test all pairs.
 
-    `baseline` is the name of a system. Without it, the best system is the baseline; p is then corrected for all pairs,
-    because the tested scores have chosen the baseline. `sentences` are the numbers of example sentences, from 1; if it
-    is empty, `examples` sentences are chosen. docs/run.md describes the result. Raises UserError for a sentence number
-    out of range.
+    `metric` ranks and is tested, by default the first metric of the runs. `baseline` is the name of a system. Without
+    it, the best system is the baseline; p is then corrected for all pairs, because the tested scores have chosen the
+    baseline. `sentences` are the numbers of example sentences, from 1; if it is empty, `examples` sentences are chosen.
+    docs/run.md describes the result. Raises UserError for an unknown metric and for a sentence number out of range.
     """
+    metrics = held_out.settings.metrics
+    if metric is None:
+        metric = metrics[0]
+    elif metric not in metrics:
+        try:
+            check_known("metric", metric)
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        held_out = replace(held_out, settings=replace(held_out.settings, metrics=(*metrics, metric)))
     resampling = Resampling(len(held_out.references), bootstrap_samples, randomisation_trials)
-    field = Field(systems, held_out, ranking, resampling)
+    field = Field(systems, held_out, metric, resampling)
     systems = field.ranked()
     named = next((system for system in systems if system.name == baseline), None)
     base = None if baseline == ALL else named or systems[0]
@@ -358,17 +337,14 @@ def compare(
     else:
         tests = {row["system"]: {key: row[key] for key in TESTS} for row in differences}
         rows = [{**row, **tests.get(row["name"], dict.fromkeys(TESTS))} for row in rows]
-    signature = signatures(held_out.settings)
     machines = sorted({entry.training.machine for system in systems for entry in system.entries} - {""})
     if len(machines) > 1:
         log.warning("the runs are of several machines (%s): times and speeds do not compare", "; ".join(machines))
     return {
         "split": split,
         "sentences": len(held_out.references),
-        "signature": signature["bleu"],
-        "chrf_signature": signature["chrf"],
-        "ter_signature": signature["ter"],
-        "metric": ranking.metric,
+        "signatures": dict(signatures(held_out.settings)),
+        "metric": metric,
         "baseline": None if base is None else base.name,
         "bootstrap_samples": bootstrap_samples,
         "randomisation_trials": randomisation_trials,
@@ -377,6 +353,7 @@ def compare(
         "systems": [{"rank": rank, **row} for rank, row in enumerate(rows, 1)],
         "differences": differences,
         "comparisons": len(tested),
+        "unequal": field.unequal(),
         "runs": field.run_rows(base),
         "examples": example_sentences(systems, field, held_out, examples, sentences),
     }
@@ -398,20 +375,20 @@ class Budget(NamedTuple):
             min((cost for cost in costs if cost is not None), default=None),
         )
 
-    def scores(self, curve: Sequence[Validation], update_seconds: float | None) -> dict[str, float | None]:
-        """Read validation BLEU from a learning curve: after the budget's updates, and after its seconds."""
+    def scores(self, curve: Sequence[Point], update_seconds: float | None) -> dict[str, float | None]:
+        """Read the validation score from a learning curve: after the budget's updates, and after its seconds."""
         in_time = None if self.seconds is None or update_seconds is None else self.seconds / update_seconds
-        return {"bleu_equal_updates": _bleu_after(curve, self.updates), "bleu_equal_time": _bleu_after(curve, in_time)}
+        return {"equal_updates": _score_after(curve, self.updates), "equal_time": _score_after(curve, in_time)}
 
 
-def _bleu_after(curve: Sequence[Validation], updates: float | None) -> float | None:
-    """Interpolate a learning curve linearly between validations, to read BLEU after this number of updates.
+def _score_after(curve: Sequence[Point], updates: float | None) -> float | None:
+    """Interpolate a learning curve linearly between validations, to read the score after this number of updates.
 
     The curve is constant after the last validation. Returns None before the first one.
     """
     if updates is None or not curve or updates < curve[0].updates:
         return None
-    return float(np.interp(updates, [point.updates for point in curve], [point.bleu for point in curve]))
+    return float(np.interp(updates, [point.updates for point in curve], [point.score for point in curve]))
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
@@ -440,23 +417,26 @@ def _system_row(system: System, field: Field, held_out: HeldOut, budget: Budget)
         "tokens_per_second": lambda entry: entry.training.tokens_per_second,
         "sentences_per_second": lambda entry: entry.sentences_per_second,
     }
-    curve, update_seconds = _mean_curve(entries), _mean(entry.training.update_seconds for entry in entries)
+    curve, update_seconds = (
+        _mean_curve(entries, field.metric),
+        _mean(entry.training.update_seconds for entry in entries),
+    )
     row |= {key: _mean(map(measure, entries)) for key, measure in measures.items()}
     row |= budget.scores(curve, update_seconds)
     if row["parameters"] is not None:
         row["parameters"] = round(row["parameters"])
     row = _all_rounded(row)
     parts = min(MAX_BUCKETS, max(1, len(held_out.references) // MIN_BUCKET))
-    row["bleu_by_length"] = _bleu_by_length([field.counts(entry) for entry in entries], held_out.sources, parts)
-    longest = _bleu_by_length([field.counts(entry) for entry in entries], held_out.sources, FIFTHS)[-1]
-    row |= {"bleu_longest": longest["bleu"], "longest_words": longest["words"]}
+    row["by_length"] = _by_length(entries, field, held_out.sources, parts)
+    longest = _by_length(entries, field, held_out.sources, FIFTHS)[-1]
+    row |= {"longest": longest["score"], "longest_words": longest["words"]}
     row["curve"] = [
         _all_rounded(
             {
                 "updates": point.updates,
                 "epoch": point.epoch,
                 "seconds": None if update_seconds is None else point.updates * update_seconds,
-                "bleu": point.bleu,
+                "score": point.score,
             }
         )
         for point in curve
@@ -464,19 +444,21 @@ def _system_row(system: System, field: Field, held_out: HeldOut, budget: Budget)
     return row | system_figures([entry.explained for entry in entries])
 
 
-def _bleu_by_length(runs: Sequence[Counts], sources: Sequence[str], parts: int) -> list[Comparison]:
-    """Compute the mean BLEU of runs for up to `parts` ranges of source length. runs: each run's statistics (N, 10)."""
-    buckets = zip(*(score_by_length(counts, sources, parts) for counts in runs), strict=True)
-    return [{**bucket[0], "bleu": _rounded(fmean(part["bleu"] for part in bucket))} for bucket in buckets]
+def _by_length(entries: Sequence[Entry], field: Field, sources: Sequence[str], parts: int) -> list[Comparison]:
+    """Compute the mean score of runs for up to `parts` ranges of source length."""
+    runs = (score_by_length(field.counts(entry), field.metric, sources, parts) for entry in entries)
+    return [
+        {**bucket[0], "score": _rounded(fmean(part["score"] for part in bucket))} for bucket in zip(*runs, strict=True)
+    ]
 
 
-def _mean_curve(entries: Sequence[Entry]) -> list[Validation]:
+def _mean_curve(entries: Sequence[Entry], metric: str) -> list[Point]:
     """Average the learning curves of runs, linear between validations, from where all of them have begun."""
-    curves = [entry.training.curve for entry in entries if entry.training.curve]
+    curves = [curve for entry in entries if (curve := entry.training.curve(metric))]
     epochs = {point.updates: point.epoch for curve in curves for point in curve}
     begin = max((curve[0].updates for curve in curves), default=0)
     return [
-        Validation(updates, epoch, fmean(_bleu_after(curve, updates) or 0.0 for curve in curves), None)
+        Point(updates, epoch, fmean(_score_after(curve, updates) or 0.0 for curve in curves))
         for updates, epoch in sorted(epochs.items())
         if updates >= begin
     ]
@@ -504,7 +486,7 @@ def example_sentences(
         if number > total:
             raise UserError(f"sentences={number}: the held-out set has {total}")
     firsts = [(system, system.entries[0]) for system in systems]
-    scores = np.array([sentence_bleu(field.counts(entry)) for _, entry in firsts])
+    scores = np.array([METRICS[field.metric].of_sentences(field.counts(entry)) for _, entry in firsts])
     if sentences:
         numbers = [number - 1 for number in dict.fromkeys(sentences)]
     else:
@@ -522,7 +504,7 @@ def example_sentences(
                 {
                     "system": system.name,
                     "run": entry.name,
-                    "bleu": round(float(scores[row, i]), 4),
+                    "score": round(float(scores[row, i]), 4),
                     "text": entry.hypotheses[i],
                     "alignment": alignments[row][i],
                 }

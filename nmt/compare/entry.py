@@ -1,29 +1,30 @@
-"""Read the outputs of runs and of other systems, with their test set and the records of each run's training."""
+"""Find runs and sweeps, and read the outputs of runs and of other systems, with their test set and training records."""
 
 import glob
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from nmt.config import schema
 from nmt.config.compose import validated
 from nmt.config.errors import UserError, for_shell, format_value, printable, user_path
+from nmt.config.schema.commands import Evaluation
 from nmt.data.text import open_text, user_lines
 from nmt.data.word_alignment import alignment_error_rate, parse_pharaoh
-from nmt.evaluate.bleu import SUFFIX, Counted, ScoreSettings, count, stored_counts
 from nmt.evaluate.evaluation import score_settings
+from nmt.evaluate.metrics import METRICS, Counted, ScoreSettings, count
 from nmt.explain.faithfulness import read_figures
 from nmt.system.files import folders_with, is_archive, read_bytes
 from nmt.system.run import (
     ERROR,
     EVALUATION,
     FINISHED,
+    SWEEP,
     RunDirectory,
     digest,
     load_values,
@@ -55,8 +56,8 @@ class HeldOut:
                         f"the held-out sets differ: line {number} of the {side} is {line!r} in the first, "
                         f"{other_line!r} in the second"
                     )
-        if self.settings != other.settings:
-            return f"BLEU is computed differently: {self.settings} in the first, {other.settings} in the second"
+        if replace(other.settings, metrics=self.settings.metrics) != self.settings:
+            return f"scores are computed differently: {self.settings} in the first, {other.settings} in the second"
         return None
 
 
@@ -65,8 +66,16 @@ class Validation(NamedTuple):
 
     updates: int
     epoch: float
-    bleu: float
+    scores: Mapping[str, float]  # by metric
     perplexity: float | None
+
+
+class Point(NamedTuple):
+    """A point of a learning curve."""
+
+    updates: int
+    epoch: float
+    score: float
 
 
 @dataclass(frozen=True)
@@ -79,7 +88,7 @@ class Training:
     tokens_per_second: float | None = None  # target tokens, the mean over all updates
     perplexity: float | None = None  # validation perplexity of the best checkpoint
     machine: str = ""
-    curve: Sequence[Validation] = ()
+    validations: Sequence[Validation] = ()
 
     @classmethod
     def read(cls, manifest: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> "Training":
@@ -97,15 +106,19 @@ class Training:
         rates = [
             _measure(record["train/tokens_per_second"]) for record in metrics if record.get("train/tokens_per_second")
         ]
-        curve = [
+        validations = [
             Validation(
                 int(_measure(record["step"])),
                 float(_measure(record["epoch"])),
-                float(_measure(record["validation/bleu"])),
+                {
+                    name: float(_measure(record[f"validation/{name}"]))
+                    for name in METRICS
+                    if f"validation/{name}" in record
+                },
                 _perplexity(record.get("validation/perplexity")),
             )
             for record in metrics
-            if "validation/bleu" in record
+            if not record.keys().isdisjoint(f"validation/{name}" for name in METRICS)
         ]
         return cls(
             seconds=seconds or None,
@@ -113,10 +126,14 @@ class Training:
             or max((int(_measure(record["step"])) for record in metrics if "step" in record), default=None),
             update_seconds=tokens / updates / median(rates) if tokens and updates and rates else None,
             tokens_per_second=rate or None,
-            perplexity=next((point.perplexity for point in reversed(curve) if point.updates == best), None),
+            perplexity=next((each.perplexity for each in reversed(validations) if each.updates == best), None),
             machine=describe_machine((manifest.get("starts") or [{}])[-1].get("machine", {})),
-            curve=curve,
+            validations=validations,
         )
+
+    def curve(self, metric: str) -> list[Point]:
+        """Return the learning curve of a metric, without validations that did not compute it."""
+        return [Point(one.updates, one.epoch, one.scores[metric]) for one in self.validations if metric in one.scores]
 
     @property
     def cost(self) -> float | None:
@@ -138,8 +155,7 @@ class Entry:
     training: Training = field(default_factory=Training)
     sentences_per_second: float | None = None
     word_weights: Path | None = None  # file with the attention between words
-    statistics: Path | None = None  # file with the sentence statistics of the output
-    counted: Counted | None = None  # sentence statistics of the output, if they are known without the file `statistics`
+    counted: Counted | None = None  # sentence statistics of the output, if they are known without its text
     explained: Mapping[str, Any] = field(default_factory=dict)  # figures of nmt.explain.faithfulness, by name
 
 
@@ -187,6 +203,30 @@ def _runs_at(path: Path) -> list[Path]:
     return folders_with(path, "config.yaml", EVALUATION)
 
 
+def unfinished_sweeps(names: Sequence[str], entries: Iterable[Entry]) -> list[str]:
+    """Return a sentence for each unfinished sweep: how many of its jobs have no run in the entries.
+
+    The sweeps are those in the folders that are named, and those of the runs that are not named themselves.
+    """
+    runs, paths = [Path(entry.name).resolve() for entry in entries if entry.config], list(map(user_path, names))
+    named = {path.resolve() for path in paths}
+    within = [folder.resolve() for path in paths for folder in folders_with(path, SWEEP)]
+    sentences = []
+    for folder in dict.fromkeys([*within, *(run.parent for run in runs if run not in named)]):
+        done, jobs = sum(folder in run.parents for run in runs), planned_jobs(folder)
+        if done < jobs:
+            sentences.append(f"{os.path.relpath(folder)}: unfinished: {jobs - done} of {jobs} runs are missing.")
+    return sentences
+
+
+def planned_jobs(directory: Path) -> int:
+    """Read the number of jobs of the sweep in a directory; 0 if the number is unknown or there is no sweep."""
+    try:
+        return int(read_bytes(directory / SWEEP))
+    except (OSError, ValueError):
+        return 0
+
+
 def read_run(path: Path, split: str) -> tuple[Entry, HeldOut]:
     """Read the output of a finished run. Raises UserError if the split's results are missing or a file is damaged."""
     try:
@@ -223,7 +263,6 @@ def _read_run(path: Path, split: str) -> tuple[Entry, HeldOut]:
         aer=_aer(run, split, gold),
         sentences_per_second=_measure(results.get("sentences_per_second")),
         word_weights=words if words.is_file() else None,
-        statistics=None if run.is_archive else run.hypotheses / f"{split}{SUFFIX}",
         explained=read_figures(results.get("faithfulness")),
         **fields,
     )
@@ -256,8 +295,7 @@ def read_settings(values: Mapping[str, Any]) -> ScoreSettings:
     """
     data = values["data"]
     languages = ",".join(dict.fromkeys(corpus["target_lang"] for corpus in data.get("corpora") or [data]))
-    settings = score_settings(validated(schema.Evaluation, values["evaluation"]), languages)
-    return ScoreSettings(settings.tokenize, settings.lowercase)
+    return score_settings(validated(Evaluation, values["evaluation"]), languages)
 
 
 def _read_evaluation(folder: RunDirectory) -> tuple[dict[str, Any], ScoreSettings, str]:
@@ -269,7 +307,7 @@ def _read_evaluation(folder: RunDirectory) -> tuple[dict[str, Any], ScoreSetting
         "parameters": _measure(values["parameters"]),
     }
     command = f"nmt-evaluate {for_shell('run', values['members'])} {for_shell('output', folder.path)}"
-    return fields, score_settings(schema.Evaluation(**values["evaluation"]), ""), command
+    return fields, score_settings(Evaluation(**values["evaluation"]), ""), command
 
 
 def _aer(run: RunDirectory, split: str, gold: list[str] | None) -> float | None:
@@ -308,11 +346,8 @@ def _perplexity(value: Any) -> Any:  # noqa: ANN401
 
 
 def count_sentences(entry: Entry, held_out: HeldOut) -> Counted:
-    """Return the sentence statistics of an output: from its entry, else from its file, else counted anew."""
-    if entry.counted is not None:
-        return entry.counted
-    texts = entry.hypotheses, held_out.references, held_out.settings
-    return count(*texts) if entry.statistics is None else stored_counts(entry.statistics, *texts)
+    """Return the sentence statistics of an output, which are counted unless its entry has them."""
+    return entry.counted or count(entry.hypotheses, held_out.references, held_out.settings)
 
 
 def read_systems(systems: Sequence[str], held_out: HeldOut) -> list[Entry]:

@@ -11,10 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from nmt.compare.entry import planned_jobs
 from nmt.config.compose import config_dir
 from nmt.config.errors import UserError, printable
+from nmt.evaluate.metrics import METRICS
 from nmt.system import text_table as table
-from nmt.system.files import folders_with, read_bytes, to_json, write_atomically
+from nmt.system.files import folders_with, to_json, write_atomically
 from nmt.system.run import ERROR, FINISHED, LOCK, SWEEP, RunDirectory, load_values, read_json
 from nmt.system.text_table import Column, decimals
 
@@ -30,14 +32,6 @@ def mark_sweep(directory: Path, jobs: int) -> None:
         write_atomically(directory / SWEEP, f"{jobs}\n".encode())
     else:
         (directory / SWEEP).touch()
-
-
-def planned_jobs(directory: Path) -> int:
-    """Read the number of jobs of the sweep in a directory; 0 if the number is unknown or there is no sweep."""
-    try:
-        return int(read_bytes(directory / SWEEP))
-    except (OSError, ValueError):
-        return 0
 
 
 def record_failure(directory: Path, message: str, overrides: Sequence[str]) -> None:
@@ -58,12 +52,14 @@ def report_jobs(sweep: Path, searched: bool) -> int:
     rows = _jobs(sweep)
     if not rows:
         return 0
+    metrics = {row["metric"] for row in rows} - {None}
+    heading = METRICS[metrics.pop()].heading if len(metrics) == 1 else "score"
     columns = [
         Column("job", "job"),
         *([Column("values", "values")] if all(row["job"].isdigit() for row in rows) else []),
         Column("status", "status"),
-        Column("validation", "validation BLEU", decimals(2)),
-        Column("test", "test BLEU", decimals(2)),
+        Column("validation", f"validation {heading}", decimals(2)),
+        Column("test", f"test {heading}", decimals(2)),
         Column("seconds", "training time", table.human_duration),
         Column("directory", "directory"),
     ]
@@ -113,6 +109,7 @@ def _job(sweep: Path, path: Path) -> dict[str, Any]:
     run = RunDirectory(path)
     manifest, results = read_json(run.manifest), read_json(run.results)
     training = manifest.get("training", {})
+    metric = load_values(run.config)["evaluation"]["metrics"][0] if run.config.is_file() else None
     error = None
     if (path / ERROR).exists():
         error = (path / ERROR).read_text(encoding="utf-8", errors="replace").partition("\n")[0]
@@ -121,8 +118,9 @@ def _job(sweep: Path, path: Path) -> dict[str, Any]:
     return {
         "job": str(path.relative_to(sweep)),
         "status": status,
-        "validation": training.get("best_bleu", results.get("validation", {}).get("bleu")),
-        "test": results.get("test", {}).get("bleu") if status == FINISHED else None,
+        "metric": metric,
+        "validation": training.get(f"best_{metric}", results.get("validation", {}).get(metric)),
+        "test": results.get("test", {}).get(metric) if status == FINISHED else None,
         "seconds": training.get("seconds"),
         "directory": os.path.relpath(path),
         "error": error,

@@ -1,7 +1,8 @@
 """Pictures of a comparison, drawn by matplotlib: PNG and SVG files, and SVG for the page in the page's colours.
 
-In every picture, systems are numbered from 0 by their rank. Each of the first six systems has a colour and a marker.
-The others are grey, so that many systems stay readable. Every line and point has its system's name beside it.
+In the code, systems are numbered from 0 by their rank. Each of the first six systems has a colour and a marker. The
+others are grey, so that many systems stay readable. A line or point has its system's rank beside it, and a legend on
+the right lists ranks and names.
 """
 
 import io
@@ -24,11 +25,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import Locator, LogLocator, MaxNLocator, NullLocator
-from matplotlib.transforms import Bbox
 
-from nmt.compare.columns import NAMES, score_decimals
+from nmt.compare.columns import score_decimals
 from nmt.compare.compare import SIGNIFICANT, Comparison
-from nmt.config.schema.training import LOWER_IS_BETTER
+from nmt.evaluate.metrics import METRICS, sign_of
 from nmt.translate.heatmap import installed_fonts, one_warning_of_boxes
 
 # Colours of the page's light theme, by the CSS custom property that replaces the colour on the page.
@@ -135,7 +135,7 @@ class Series(NamedTuple):
 def draw(comparison: Comparison) -> dict[str, Picture]:
     """Draw the pictures of a comparison, by name. A picture whose values are unknown is left out."""
     systems, metric = comparison["systems"], comparison["metric"]
-    names = short_names([system["name"] for system in systems])
+    names = [f"{rank} {_shortened(system['name'])}" for rank, system in enumerate(systems, 1)]
     everything = list(zip(range(len(systems)), names, systems, strict=True))
     pictures: dict[str, Drawn | None] = {}
     with _style():
@@ -144,18 +144,20 @@ def draw(comparison: Comparison) -> dict[str, Picture]:
         # A time of 0, of a training too short to measure, has no place on a logarithmic axis.
         points = [Series(number, name, [(cost[number] or None, system[metric])]) for number, name, system in everything]
         label = f"training time, {unit}"
-        pictures["cost"] = _scatter(points, f"{NAMES[metric]} against training time", label, metric)
+        pictures["cost"] = _scatter(points, f"{METRICS[metric].heading} against training time", label, metric)
         times = [[point["seconds"] for point in system["curve"]] for system in systems]
         timed = all(value for values in times for value in values)
         scaled, unit = _scaled([value for values in times for value in values])
         x_values = iter(scaled if timed else [point["epoch"] for system in systems for point in system["curve"]])
         curves = [
-            Series(number, name, [(next(x_values), point["bleu"]) for point in system["curve"]])
+            Series(number, name, [(next(x_values), point["score"]) for point in system["curve"]])
             for number, name, system in everything
         ]
         label = f"training time, {unit}" if timed else "epoch"
-        pictures["curves"] = _lines(curves, "Learning curves", label, "validation BLEU", logarithmic=timed)
-        pictures["length"] = _lengths(systems, names)
+        pictures["curves"] = _lines(
+            curves, "Learning curves", label, f"validation {METRICS[metric].heading}", logarithmic=timed
+        )
+        pictures["length"] = _lengths(systems, names, metric)
         for order, title in MASKING.items():
             masked = [
                 Series(number, name, list(enumerate(system["masking_curves"].get(order, []))))
@@ -180,30 +182,10 @@ def key(number: int) -> Markup:
     return Markup(text).format(number, GLYPHS[number])
 
 
-def short_names(names: Sequence[str]) -> list[str]:
-    """Shorten names above MAX_NAME, so that they stay different: drop the sections of keys, then cut the end, or the
-    start if the starts are equal, or replace the end by the rank."""
-    short = [_without_sections(name) for name in names]
-    labels = [name if len(name) <= MAX_NAME or short.count(s) > 1 else s for name, s in zip(names, short, strict=True)]
-    long = [len(label) > MAX_NAME for label in labels]
-    ways = [
-        [f"{label[: MAX_NAME - 1]}…" for label in labels],
-        [f"…{label[1 - MAX_NAME :]}" for label in labels],
-        [f"{label[: MAX_NAME - 6]}… ({rank})" for rank, label in enumerate(labels, 1)],
-    ]
-    return [
-        next(way[index] for way in ways if way.count(way[index]) == 1 or way is ways[-1]) if long[index] else label
-        for index, label in enumerate(labels)
-    ]
-
-
-def _without_sections(name: str) -> str:
-    """Drop the sections of the keys in a name, as in "dropout=0.1" for "decoder.dropout=0.1"; keep them where two keys
-    of the name would become equal."""
-    words = name.split()
-    short = [re.sub(r"^\S*[/.](?=[^/.]*=)", "", word) for word in words]
-    keys = [word.partition("=")[0] for word in short]
-    return " ".join(s if keys.count(key) == 1 else word for s, key, word in zip(short, keys, words, strict=True))
+def _shortened(name: str) -> str:
+    """Leave out the middle of a name that has more than MAX_NAME characters."""
+    half = MAX_NAME // 2
+    return name if len(name) <= MAX_NAME else f"{name[: half - 1]}…{name[-half:]}"
 
 
 @contextmanager
@@ -272,15 +254,18 @@ def _forest(comparison: Comparison, names: Sequence[str]) -> Drawn | None:
     rows = [(number, system) for number, system in enumerate(systems) if system.get(key) is not None]
     if not rows:
         return None
-    lower_is_better = metric in LOWER_IS_BETTER
+    lower_is_better = sign_of(metric) < 0
     show = score_decimals(metric)
     values, halves = ([system[name] for _, system in rows] for name in (key, f"{key}_ci"))
     bounds = [(value - half, value + half) for value, half in zip(values, halves, strict=True)]
     low, high = _central_limits(*zip(*bounds, strict=True))
     if baseline is not None and low < 0 < high:
         low, high = min(low, -0.04 * (high - low)), max(high, 0.04 * (high - low))
-    labels = {system["name"]: name for system, name in zip(systems, names, strict=True)}
-    title = NAMES[metric] if baseline is None else f"{NAMES[metric]}: difference to {labels.get(baseline, baseline)}"
+    title = (
+        METRICS[metric].heading
+        if baseline is None
+        else f"{METRICS[metric].heading}: difference to {_shortened(baseline)}"
+    )
     title += ", with 95 % intervals"
     left = _text_inches([names[number] for number, _ in rows]) + 0.3
     height = 0.97 + 0.215 * max(len(rows), 3)
@@ -315,20 +300,18 @@ def _forest(comparison: Comparison, names: Sequence[str]) -> Drawn | None:
         axes.axvline(0, color=INK, linewidth=1, zorder=1)
     axes.set(xlim=(low, high), ylim=(len(rows) - 0.5, -0.5), yticks=[])
     note = "" if baseline is None else "  (* and filled: significant after Holm's correction)"
-    axes.set_xlabel(f"{NAMES[metric]}{note}")
+    axes.set_xlabel(f"{METRICS[metric].heading}{note}")
     return title, figure, hints
 
 
 def _lines(
     series: Sequence[Series], title: str, x_label: str, y_label: str, *, logarithmic: bool = False
 ) -> Drawn | None:
-    """Draw a line for each system, and the names of the systems in a column on the right."""
+    """Draw a line for each system."""
     plotted = [line for line in series if line.complete_points()]
     if not plotted:
         return None
-    names = [line.name for line in plotted]
-    height = max(4.4, 1.1 + len(plotted) * (LINE + 0.5) / 72)
-    figure, axes = _axes(title, height, 0.55, _text_inches(names) + 0.65)
+    figure, axes = _axes_with_legend(title, plotted)
     hints = {}
     for line in reversed(plotted):
         points = line.complete_points()
@@ -345,31 +328,28 @@ def _lines(
         axes.set_xlim(min(x_values) - margins[0], max(x_values) + margins[0])
     axes.grid(visible=False, axis="x")
     axes.spines["bottom"].set_visible(True)
-    ends = [line.complete_points()[-1] for line in plotted]
-    inside = axes.transAxes.inverted().transform(axes.transData.transform(ends))
-    places = spread_apart(inside[:, 1].tolist(), LINE / (axes.get_position().height * height * 72))
-    for line, (x, y), place in zip(plotted, inside, places, strict=True):
-        shared: Any = {"color": _colour(line.number), "transform": axes.transAxes}
-        leader: Any = {"linestyle": (0, (1, 1.5)), "linewidth": 0.6, "alpha": 0.5, "clip_on": False, "zorder": 1}
-        axes.plot([x, 1.0, 1.03], [y, y, place], gid=f"system-{line.number}-leader", **leader, **shared)
-        axes.text(1.04, place, line.name, va="center", size=FONT, gid=f"system-{line.number}-name", **shared)
+    for line in plotted:
+        _write_rank(axes, line, line.complete_points()[-1])
     return title, figure, hints
 
 
-def spread_apart(values: Sequence[float], gap: float) -> list[float]:
-    """Move values in [0, 1] as little as possible so that any two are at least `gap` apart (isotonic regression)."""
-    order = np.argsort(values, kind="stable")
-    blocks: list[list[float]] = []  # sum and count of `value - rank * gap` over neighbours that share their mean
-    for rank, index in enumerate(order):
-        blocks.append([values[index] - rank * gap, 1])
-        while len(blocks) > 1 and blocks[-2][0] / blocks[-2][1] >= blocks[-1][0] / blocks[-1][1]:
-            total, count = blocks.pop()
-            blocks[-1] = [blocks[-1][0] + total, blocks[-1][1] + count]
-    shifts = np.repeat([total / count for total, count in blocks], [int(count) for _, count in blocks])
-    shifts = np.clip(shifts, 0, max(1 - (len(values) - 1) * gap, 0))
-    places = np.empty(len(values))
-    places[order] = shifts + np.arange(len(values)) * gap
-    return [float(place) for place in places]
+def _axes_with_legend(title: str, plotted: Sequence[Series]) -> tuple[Figure, Axes]:
+    """Create a figure with one axes, and a legend of all systems on the right."""
+    names = [line.name for line in plotted]
+    height = max(4.4, 1.1 + len(plotted) * (LINE + 0.5) / 72)
+    figure, axes = _axes(title, height, 0.7, _text_inches(names) + 0.5)
+    step = LINE / 72 / (axes.get_position().height * height)
+    for row, line in enumerate(plotted):
+        place: Any = {"transform": axes.transAxes, "va": "center", "size": FONT, "color": _colour(line.number)}
+        axes.text(1.06, 1 - (row + 0.5) * step, line.name, gid=f"system-{line.number}-name", **place)
+    return figure, axes
+
+
+def _write_rank(axes: Axes, line: Series, point: tuple[float, float], text: str = "") -> None:
+    """Write the rank of a system, and after it the text, above a point, on its right."""
+    style: Any = {"textcoords": "offset points", "va": "center", "size": 7, "color": _colour(line.number)}
+    written = axes.annotate(f"{line.number + 1}{text}", point, (5, 4), **style)
+    written.set_gid(f"system-{line.number}-rank")
 
 
 def _scatter(series: Sequence[Series], title: str, x_label: str, metric: str) -> Drawn | None:
@@ -377,14 +357,14 @@ def _scatter(series: Sequence[Series], title: str, x_label: str, metric: str) ->
     plotted = [line for line in series if line.complete_points()]
     if not plotted:
         return None
-    sign, show = -1 if metric in LOWER_IS_BETTER else 1, score_decimals(metric)
+    sign, show = sign_of(metric), score_decimals(metric)
     points = [line.complete_points()[0] for line in plotted]
     low, high = _central_limits([y for _, y in points], [y for _, y in points])
     shown = [(x, min(max(y, low), high)) for x, y in points]
-    figure, axes = _axes(title, 5.6, 0.7, 0.25)
+    figure, axes = _axes_with_legend(title, plotted)
     x_values = [x for x, _ in points]
-    axes.set(ylim=(low, high), xlabel=x_label, ylabel=NAMES[metric])
-    _scale_logarithmically(axes, x_values, 0.06, 0.16)
+    axes.set(ylim=(low, high), xlabel=x_label, ylabel=METRICS[metric].heading)
+    _scale_logarithmically(axes, x_values, 0.06, 0.06)
     front = pareto_front([(x, sign * y) for x, y in points])
     corners = _staircase(sorted(shown[index] for index in front))
     axes.plot(*zip(*corners, strict=True), color=MUTED, linewidth=1.2, zorder=1)
@@ -395,16 +375,11 @@ def _scatter(series: Sequence[Series], title: str, x_label: str, metric: str) ->
         if index not in front:
             style |= {"markersize": 5.5, "markerfacecolor": PAPER, "markeredgewidth": 1.2}
         axes.plot(*place, gid=artist, **style)
-        hints[artist] = [f"{line.name}\n{x_label}: {x:.4g}\n{NAMES[metric]}: {show(y)}"]
-    taken = []
+        hints[artist] = [f"{line.name}\n{x_label}: {x:.4g}\n{METRICS[metric].heading}: {show(y)}"]
+        outside = "" if y == place[1] else f" ({show(y)} {'↓' if y < place[1] else '↑'})"
+        _write_rank(axes, line, place, outside)
     if len(front) > 1:
-        note: Any = {"xycoords": "axes fraction", "ha": "right", "size": 8, "color": MUTED}
-        taken = [axes.annotate("line: Pareto front, filled points", (0.99, 0.02), **note).get_window_extent()]
-    labels = [
-        line.name if y == place[1] else f"{line.name} ({show(y)} {'↓' if y < place[1] else '↑'})"
-        for line, (_, y), place in zip(plotted, points, shown, strict=True)
-    ]
-    _name_points(axes, [line.number for line in plotted], labels, shown, corners, taken)
+        axes.set_xlabel(f"{axes.get_xlabel()}; line: Pareto front, filled points")
     return title, figure, hints
 
 
@@ -441,62 +416,15 @@ def _staircase(points: Sequence[tuple[float, float]]) -> list[tuple[float, float
     return corners
 
 
-def _name_points(
-    axes: Axes,
-    numbers: Sequence[int],
-    labels: Sequence[str],
-    shown: Sequence[tuple[float, float]],
-    corners: Sequence[tuple[float, float]],
-    taken: Sequence[Bbox],
-) -> None:
-    """Write the label of each system beside its point, shifted as little as needed so that nothing overlaps.
-
-    corners: the line of the front; taken: boxes of other texts, in pixels.
-    """
-    points_per_pixel = 72 / axes.figure.dpi
-    positions = axes.transData.transform(shown) * points_per_pixel
-    box = Bbox(axes.get_window_extent().get_points() * points_per_pixel)
-    occupied = [Bbox.from_extents(x - 4.5, y - 4.5, x + 4.5, y + 4.5) for x, y in positions]
-    for start, end in pairwise(axes.transData.transform(corners) * points_per_pixel):
-        occupied.append(Bbox([np.minimum(start, end) - 1, np.maximum(start, end) + 1]))
-    occupied += [Bbox(other.get_points() * points_per_pixel) for other in taken]
-    for (x, y), number, label, place in zip(positions, numbers, labels, shown, strict=True):
-        width = _text_inches([label]) * 72 * 0.94
-        candidates = []
-        for shift in sorted(np.arange(-12 * LINE, 12 * LINE + 1, LINE / 3), key=abs):
-            lefts = [x + 7, x - 7 - width, *([x - width / 2] if abs(shift) >= LINE else [])]
-            candidates += [Bbox.from_bounds(left, y + shift - LINE / 2, width, LINE) for left in lefts]
-        inside = [c for c in candidates if c.x0 >= box.x0 and c.x1 <= box.x1 + 12 and box.y0 <= c.y0 and c.y1 <= box.y1]
-        free = [c for c in inside if not c.count_overlaps(occupied)]
-        chosen = (free or inside or candidates)[0]
-        occupied.append(chosen)
-        left = chosen.x1 < x
-        move = (chosen.x1 if left else chosen.x0) - x, (chosen.y0 + chosen.y1) / 2 - y
-        leader = {"arrowstyle": "-", "color": MUTED, "linewidth": 0.5, "alpha": 0.7, "shrinkA": 0, "shrinkB": 3}
-        text = axes.annotate(
-            label,
-            place,
-            move,
-            textcoords="offset points",
-            ha="right" if left else "left",
-            va="center",
-            color=_colour(number),
-            arrowprops=leader if abs(move[1]) > 1 else None,
-        )
-        text.set_gid(f"system-{number}-name")
-        if text.arrow_patch is not None:
-            text.arrow_patch.set_gid(f"system-{number}-leader")
-
-
-def _lengths(systems: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Drawn | None:
-    """Draw BLEU by source length as a table. The shade of a cell is its distance from the median system."""
-    longest = max((system["bleu_by_length"] for system in systems), key=len)
+def _lengths(systems: Sequence[Mapping[str, Any]], names: Sequence[str], metric: str) -> Drawn | None:
+    """Draw scores by source length as a table. The shade of a cell is its distance from the median system."""
+    longest = max((system["by_length"] for system in systems), key=len)
     if len(longest) <= 1:
         return None
-    values = np.array([[part["bleu"] for part in system["bleu_by_length"]] for system in systems])
+    values = np.array([[part["score"] for part in system["by_length"]] for system in systems])
     distance = values - np.median(values, axis=0)
     limit = max(3 * float(np.median(np.abs(distance))), 0.5)
-    title = "BLEU by source length"
+    title = f"{METRICS[metric].heading} by source length"
     height = 0.97 + 0.235 * len(systems) + 0.2
     figure, axes = _axes(title, height, _text_inches(names) + 0.3, 0.2, 0.62)
     edges = [np.arange(size + 1) - 0.5 for size in distance.T.shape]

@@ -3,10 +3,9 @@
 import csv
 import io
 import logging
-import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,12 @@ from markupsafe import Markup
 from nmt.compare import columns
 from nmt.compare.columns import Cell
 from nmt.compare.compare import ALL, SIGNIFICANT, Comparison, compare, find, group
-from nmt.compare.entry import Entry, HeldOut, find_runs, read_run, read_systems
-from nmt.compare.jobs import planned_jobs
+from nmt.compare.entry import Entry, HeldOut, find_runs, read_run, read_systems, unfinished_sweeps
 from nmt.compare.pictures import MASKING, THEME, Picture, draw, key
-from nmt.config.errors import UserError, nearest, printable, user_path
+from nmt.config.errors import UserError, nearest, printable
+from nmt.evaluate.metrics import METRICS, sign_of
 from nmt.system import text_table as table
-from nmt.system.files import folders_with, to_json, write_atomically
-from nmt.system.run import SWEEP
+from nmt.system.files import to_json, write_atomically
 from nmt.system.text_table import Column
 
 Render = Callable[[Sequence[Mapping[str, object]], Sequence[Column]], str]
@@ -57,22 +55,6 @@ def gather(runs: Sequence[str], systems: Sequence[str], split: str) -> tuple[lis
     if common := {entry.name for entry in entries} & {other.name for other in others}:
         raise UserError(f"systems: {common.pop()} is a run's name; give the system another one")
     return entries + others, held_out
-
-
-def unfinished_sweeps(names: Sequence[str], entries: Iterable[Entry]) -> list[str]:
-    """Return a sentence for each unfinished sweep: how many of its jobs have no run in the entries.
-
-    The sweeps are those in the folders that are named, and those of the runs that are not named themselves.
-    """
-    runs, paths = [Path(entry.name).resolve() for entry in entries if entry.config], list(map(user_path, names))
-    named = {path.resolve() for path in paths}
-    within = [folder.resolve() for path in paths for folder in folders_with(path, SWEEP)]
-    sentences = []
-    for folder in dict.fromkeys([*within, *(run.parent for run in runs if run not in named)]):
-        done, jobs = sum(folder in run.parents for run in runs), planned_jobs(folder)
-        if done < jobs:
-            sentences.append(f"{os.path.relpath(folder)}: unfinished: {jobs - done} of {jobs} runs are missing.")
-    return sentences
 
 
 def compare_runs(
@@ -124,14 +106,19 @@ def tables(comparison: Comparison, render: Render, in_full: bool = False) -> str
     With `in_full`, adds the columns that are otherwise left out, the table of runs and the notes.
     """
     metric = comparison["metric"]
-    title = f"{comparison['split']}: {comparison['sentences']} sentences, {comparison['signature']}"
-    title += "" if metric == "bleu" else f"; ranked by {columns.NAMES[metric]}"
-    left_out = set() if in_full else columns.IN_FULL - {metric}
+    signature = f"{METRICS[metric].heading} {comparison['signatures'][metric]}"
+    title = f"{comparison['split']}: {comparison['sentences']} sentences, {signature}"
+    left_out = set() if in_full else {*columns.IN_FULL, *list(comparison["signatures"])[2:]} - {metric}
     shown = [column for column in columns.system_columns(comparison) if column.key not in left_out]
     escape = table.escaped if render is table.markdown else str
-    named = {**comparison, "baseline": comparison["baseline"] and escape(comparison["baseline"])}
+    named = {
+        **comparison,
+        "baseline": comparison["baseline"] and escape(comparison["baseline"]),
+        "unequal": [*map(escape, comparison["unequal"])],
+    }
     missing = [escape(printable(sentence)) for sentence in comparison["missing"]]
-    parts = [title, *missing, _text_table(comparison, "systems", shown, render), columns.power(named)]
+    parts = [title, *missing, _text_table(comparison, "systems", shown, render)]
+    parts += [columns.power(named), columns.unequal(named)]
     if explained := columns.explained_columns(comparison):
         parts += ["what attention explains:", _text_table(comparison, "systems", explained, render)]
         parts += [columns.EXPLANATION] if in_full else []
@@ -150,7 +137,7 @@ def _text_table(comparison: Comparison, key: str, shown: Sequence[Column], rende
     runs, all scores have one.
     """
     metric = comparison["metric"]
-    joined = {*columns.NAMES, "difference"} if key == "runs" else {metric, "difference"}
+    joined = {*METRICS, "difference"} if key == "runs" else {metric, "difference"}
     rows, whole = [], []
     for column in shown:
         with_star = Column(column.key, column.heading, partial(_with_star, column.show))
@@ -198,11 +185,15 @@ def page(comparison: Comparison, pictures: Mapping[str, Picture]) -> str:
     return environment.get_template("page.html").render(
         comparison=comparison,
         theme=THEME,
+        headings={name: metric.heading for name, metric in METRICS.items()},
         system_table=_page_table(comparison, "systems", columns.system_columns(comparison)),
         run_table=_page_table(comparison, "runs", columns.run_columns(comparison)),
         difference_table=_page_table(comparison, "differences", columns.difference_columns(comparison)),
         explained=_page_table(comparison, "systems", columns.explained_columns(comparison)),
-        notes=[columns.power(comparison), columns.notes_on_scores(comparison), columns.notes_on_costs(comparison)],
+        notes=[
+            note(comparison)
+            for note in (columns.power, columns.unequal, columns.notes_on_scores, columns.notes_on_costs)
+        ],
         numbers=numbers,
         marks={name: key(rank) for name, rank in numbers.items()},
         charts=[picture for name, picture in drawn.items() if name not in masking],
@@ -232,10 +223,16 @@ def _page_table(comparison: Comparison, key: str, shown: Sequence[Column]) -> di
                 "text": column.heading,
                 "numeric": all(cell.value is None or isinstance(cell.value, int | float) for cell in cells),
                 "spread_width": max((len(cell.spread or "") for cell in cells), default=0),  # characters
-                "descending": column.key in columns.HIGHER_IS_BETTER,
+                "descending": sorts_descending(column.key, metric),
             }
         )
     return {"headings": headings, "rows": rows}
+
+
+def sorts_descending(key: str, metric: str) -> bool:
+    """Whether a click on a column's heading puts the largest values first: those of speeds and of scores if higher is
+    better."""
+    return key in columns.SPEEDS or sign_of(metric if key in columns.OF_METRIC else key) > 0
 
 
 def _common_source(example: Mapping[str, Any]) -> list[str] | None:

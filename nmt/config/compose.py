@@ -11,9 +11,9 @@ from omegaconf import OmegaConf
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from nmt.config import schema
-from nmt.config.errors import UserError, for_shell, format_value, nearest, override_values, removed
+from nmt.config.errors import UserError, for_shell, format_value, nearest, override_values
 from nmt.config.schema.base import element, fields, members
+from nmt.config.schema.training import Search, SearchLimits
 
 T = TypeVar("T", bound=BaseModel)
 log = logging.getLogger(__name__)
@@ -101,14 +101,14 @@ def with_values(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[s
     return changed
 
 
-def merge_search(trained: schema.Search, changes: Mapping[str, Any]) -> schema.Search:
+def merge_search(trained: Search, changes: Mapping[str, Any]) -> Search:
     """Return a run's search settings with the changes that are not None. Raises UserError for a wrong value."""
     changes = {key: value for key, value in changes.items() if value is not None}
     values = trained.model_dump()
     if (kind := changes.get("kind", trained.kind)) != trained.kind:
-        shared = {key: value for key, value in values.items() if key in schema.SearchLimits.model_fields}
+        shared = {key: value for key, value in values.items() if key in SearchLimits.model_fields}
         values = _search_defaults(str(kind)) | shared
-    search: schema.Search = validated_union(schema.Search, {**values, **changes}, "search")
+    search: Search = validated_union(Search, {**values, **changes}, "search")
     return search
 
 
@@ -155,8 +155,6 @@ def _explain(schema: Any, values: Any, problem: ErrorDetails, section: str = "")
 
 def _message(key: str, value: Any, problem: ErrorDetails, annotation: Any, allowed: Mapping[str, Any]) -> str:  # noqa: ANN401
     """Describe what is wrong with the value of a key, and which values are right."""
-    if message := removed(key.partition("[")[0], value.get("kind") if isinstance(value, Mapping) else value):
-        return message
     kind, context = problem["type"], problem.get("ctx", {})
     message = f"{problem['msg'][0].lower()}{problem['msg'][1:]}"
     match kind:

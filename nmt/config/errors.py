@@ -11,74 +11,6 @@ from typing import Any
 
 MAX_VALUE = 100  # characters of a value shown in a message; a longer value is cut
 MAX_SUGGESTIONS = 4  # if more words match, the message suggests none
-RECURRENT = [
-    f"{side}.{key}"
-    for side in ("encoder", "decoder")
-    for key in ("recurrent_dropout", "zoneout", "weight_drop", "layer_norm", "transition_depth")
-]
-LANGUAGES, DIVERSE = ("source_lang", "target_lang"), ("search.groups", "search.diversity")
-# Keys and choices (KEY=VALUE) of earlier versions -> the end of the message, which says what to do instead.
-REMOVED = {
-    "finding": "the verdicts on papers' findings were removed; leave it out, the comparison has scores and tests",
-    "limits.header_seconds": "was removed; leave it out, and put a proxy before a service that strangers can reach",
-    "limits.body_seconds": "was removed; leave it out, limits.request_seconds is for the whole request",
-    "separate_incomparable": "was removed; leave it out, and compare runs of different test sets one kind at a time",
-    "format": "the export to ONNX was removed; leave it out, nmt-export writes an archive",
-    "objective=minimum_risk": "minimum risk training was removed; use likelihood, or objective=distillation",
-    "logger=aim": "Aim was removed; use tensorboard, wandb or mlflow",
-    "tracking": "was removed; W&B and MLflow read variables such as WANDB_PROJECT, MLFLOW_TRACKING_URI",
-    "embedding.pretrained": "pretrained word vectors were removed; leave it out, or give training.start_from",
-    "embedding.frozen": "was removed with pretrained word vectors; leave it out",
-    **dict.fromkeys(("schedule.cycles", "schedule.cycle_growth"), "warm restarts were removed; leave it out"),
-    "training.average_best": "was removed; leave it out, training.ema_decay averages weights",
-    "training.checkpoint_unit": "was removed; training.checkpoint_every counts updates",
-    "training.reduce_dtype": "was removed; gradients are added up in fp32",
-    **dict.fromkeys(("training.scheduled_sampling", "training.scheduled_sampling_steps"), "was removed; leave it out"),
-    "data.tag": "other tags than the target language's were removed; leave it out, source lines start with <2de>",
-    "data.invalid_utf8": "was removed: a line that is not UTF-8 is an error; leave it out (iconv -c cleans a file)",
-    "data.temperature": "was removed: an epoch has every pair once; repeat a small corpus in its train",
-    "variational_dropout": "was removed, it gained nothing; leave it out and set encoder.dropout ...",
-    **{key: f"was removed, it gained nothing; leave it out, {key[:7]}.dropout regularises" for key in RECURRENT},
-    **{key: f"was removed; type the tag <2de> before each line (nmt-train has data.{key})" for key in LANGUAGES},
-    **dict.fromkeys(DIVERSE, "diverse beams were removed; leave it out, or draw samples with search=sampling"),
-    "search.coverage_floor": "was removed: attention below 0.000001 counts as this much; leave it out",
-    "search.coverage_cap": "was removed: attention above 1 counts as 1; leave it out, and use search.length_penalty",
-}
-# Removed key -> the value with which a saved run did not use it, so that the run can still be loaded. ANY stands for
-# all values of a key that affects no model. A removed key that is not listed here was unused with null, false or 0.
-ANY = object()
-UNUSED = {
-    "data.invalid_utf8": "error",
-    "search.groups": 1,
-    "search.diversity": 0.5,
-    "search.coverage_floor": 1e-6,
-    "search.coverage_cap": 1.0,
-    "schedule.cycles": 1,
-    "training.average_best": 1,
-    "training.reduce_dtype": "fp32",
-    **dict.fromkeys(("tracking", "schedule.cycle_growth", "training.checkpoint_unit"), ANY),
-    "training.scheduled_sampling_steps": ANY,
-}
-# Names of keys in other toolkits -> the keys here.
-_OTHER_KEYS = {
-    "batch_size": "training.batch_tokens training.batch_sentences search.batch_tokens",
-    "clip clip_norm clip_grad_norm": "training.max_grad_norm",
-    "early_stopping early_stopping_patience": "validation.patience",
-    "emb_size embedding_size embedding_dim embedding.size": "embedding.dim",
-    "epochs num_epochs": "training.max_epochs",
-    "fp16 bf16 amp": "precision",
-    "gpus num_gpus": "processes",
-    "hidden_size hidden_dim rnn_size": "encoder.hidden decoder.hidden",
-    "learning_rate": "optimizer.lr",
-    "num_layers n_layers": "encoder.layers decoder.layers",
-    "rnn_type encoder.type decoder.type": "encoder decoder",
-    "save_every save_checkpoint_steps": "training.checkpoint_every",
-    "valid_steps validation_freq": "validation.every",
-    "warmup warmup_updates": "schedule.warmup_steps",
-}
-OTHER_KEYS = {name: keys.split() for names, keys in _OTHER_KEYS.items() for name in names.split()}
-# A value's name in another toolkit -> its name here.
-OTHER_VALUES = {"gpu": "cuda", "float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
 # Words that Hydra reads as something else than text.
 _WORDS: dict[str, bool | None] = {"": None, "null": None, "true": True, "false": False}
 # Control characters, and the lone surrogates by which Python represents bytes of a command line that are not UTF-8.
@@ -89,41 +21,20 @@ class UserError(ValueError):
     """A mistake in the input or the configuration: printed as one line without a traceback; exit status 2."""
 
 
-def removed(key: str, value: object = None) -> str | None:
-    """Return the message of REMOVED for a key, for its section or for KEY=VALUE; None if none of them was removed."""
-    names = (key, key.partition(".")[0], f"{key}={format_value(value)}")
-    return next((f"{name}: {REMOVED[name]}" for name in names if name in REMOVED), None)
-
-
-def is_unused(key: str, value: object) -> bool:
-    """Is this a removed key of a saved configuration, with a value that leaves it unused?"""
-    return key in REMOVED and (value is None or (UNUSED[key] in (ANY, value) if key in UNUSED else not value))
-
-
 def nearest(word: str, allowed: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` with the allowed word that is a synonym or is closest in spelling, else ""."""
+    """Return `; did you mean 'x'?` with the allowed word that is closest in spelling, else ""."""
     candidates = [candidate for candidate in allowed if candidate != word]
-    same = [candidate for candidate in candidates if candidate == OTHER_VALUES.get(word)]
-    return _did_you_mean(same or difflib.get_close_matches(word[:MAX_VALUE], candidates, n=1, cutoff=0.6))
+    return _did_you_mean(difflib.get_close_matches(word[:MAX_VALUE], candidates, n=1, cutoff=0.6))
 
 
 def nearest_key(key: str, allowed: Iterable[str]) -> str:
     """Return `; did you mean ...?` for an unknown key, or "".
 
-    Suggests the keys of any section that end in the same name (`lr`: `optimizer.lr`), else the keys with this name in
-    other toolkits, else the key closest in spelling.
+    Suggests the keys of any section that end in the same name (`lr`: `optimizer.lr`), else the key closest in spelling.
     """
     candidates = [candidate for candidate in allowed if candidate != key]
     key = key[:MAX_VALUE].lower()
-    name = key.rpartition(".")[2]
-    others = [other for other in OTHER_KEYS.get(key, OTHER_KEYS.get(name, [])) if other in candidates]
-    if key not in OTHER_KEYS and "." in key:  # in a section, only the keys of this section are meant
-        section = f"{key.partition('.')[0]}."
-        inside = [other for other in others if other.startswith(section)]
-        others = inside if any(candidate.startswith(section) for candidate in candidates) else others
-    same = [candidate for candidate in candidates if candidate.rpartition(".")[2] == name]
-    if others and (key in OTHER_KEYS or not same):
-        return _did_you_mean(others)
+    same = [candidate for candidate in candidates if candidate.rpartition(".")[2] == key.rpartition(".")[2]]
     close = difflib.get_close_matches(key, same or candidates, n=1, cutoff=0.6)
     if same and ("." not in key or not close):
         close = same

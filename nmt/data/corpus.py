@@ -5,24 +5,23 @@ prepared corpus (`prepared.py`).
 processes decode.
 """
 
-import functools
 import glob
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from nmt.config.errors import UserError, format_value, user_path
 from nmt.config.schema import data as schema
-from nmt.data import demo
 from nmt.data import text as reading
 from nmt.data.tokenizer import LONE_SURROGATES
 from nmt.data.word_alignment import parse_pharaoh, words_of_line
 
 CHUNK_PAIRS = 10_000
 CHUNK_CHARACTERS = 5_000_000  # a chunk with more characters is complete; text files count bytes instead
+DEMO = Path(__file__).with_name("demo.tsv.gz")  # made by scripts/make_demo_corpus.py
 SAVED_DATASET = ("state.json", "dataset_dict.json")  # files that the library `datasets` writes
 
 
@@ -66,18 +65,6 @@ class Source(ABC):
 
 
 Splits = dict[str, list[Source]]  # the sources of "train", "validation" and possibly "test"
-
-
-class DemoPairs(Source):
-    """A split of the built-in corpus."""
-
-    name, unit, has_alignments = "demo", "pair", True
-
-    def __init__(self, generate: Callable[[], demo.DemoSplits], split: str) -> None:
-        self._generate, self._split = generate, split
-
-    def __iter__(self) -> Iterator[Pair]:
-        return itertools.starmap(Pair, getattr(self._generate(), self._split))
 
 
 class TextFiles(Source):
@@ -169,6 +156,18 @@ class Table(Source):
     def __iter__(self) -> Iterator[Pair]:
         pairs = _pairs(reading.read_table(self.path, self.columns, self.header), self.columns)
         return (pair._replace(source=_tagged(self.tag, pair.source)) for pair in pairs) if self.tag else pairs
+
+
+class DemoPairs(Table):
+    """A split of the built-in corpus: `size` rows after the first `start` rows."""
+
+    def __init__(self, start: int, size: int) -> None:
+        super().__init__(DEMO, ("en", "fr", "alignment"))
+        self.start, self.size, self.name = start, size, "demo"
+
+    def __iter__(self) -> Iterator[Pair]:
+        rows = reading.read_table(self.path, self.columns)
+        return _pairs(itertools.islice(rows, self.start, self.start + self.size), self.columns)
 
 
 class HubSplit(Source):
@@ -299,9 +298,9 @@ def splits(config: schema.Data) -> Splits:
 
 def _splits(config: schema.Data) -> Splits:
     if isinstance(config, schema.DemoData):
-        sizes = config.train_size, config.validation_size, config.test_size
-        generate = functools.cache(functools.partial(demo.generate, *sizes, config.seed))
-        return {split: [DemoPairs(generate, split)] for split in demo.DemoSplits._fields}
+        test, validation = config.test_size, config.validation_size
+        starts = {"train": (test + validation, config.train_size), "validation": (test, validation), "test": (0, test)}
+        return {split: [DemoPairs(*rows)] for split, rows in starts.items()}
     if isinstance(config, schema.MultilingualData):
         result: Splits = {}
         for corpus, files in zip(config.corpora, config.files(), strict=True):

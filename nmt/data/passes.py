@@ -9,7 +9,7 @@ in the order of the corpus.
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -193,12 +193,12 @@ class Overlap:
         return [number for number, value in enumerate(hashes, 1) if value in self._in_train]
 
 
-def tokenizer_lines(train: RawSplit, tokenizer: schema.TokenizerConfig) -> list[Callable[[], Iterator[str]]]:
+def tokenizer_lines(train: RawSplit, tokenizer: schema.TokenizerConfig) -> list[Iterator[str]]:
     """Draw the lines that the tokenizers are trained on: at most `max_train_lines` for each tokenizer. For a joint
-    tokenizer, this limits the lines of both sides together. Returns two functions: the first reads the drawn sources,
-    the second the drawn targets, both in the order of the corpus."""
+    tokenizer, this limits the lines of both sides together. Returns the drawn sources and the drawn targets, read when
+    they are needed, in the order of the corpus."""
     if isinstance(tokenizer, schema.FileTokenizer):
-        return [lambda: iter(()), lambda: iter(())]
+        return [iter(()), iter(())]
     rng, pairs = np.random.default_rng(SAMPLE_SEED), len(train)
 
     def draw(lines: int) -> Array:
@@ -207,7 +207,7 @@ def tokenizer_lines(train: RawSplit, tokenizer: schema.TokenizerConfig) -> list[
         return chosen
 
     chosen = draw(2 * pairs).reshape(2, pairs) if tokenizer.joint else [draw(pairs), draw(pairs)]
-    return [partial(_read_lines, train.chunks, side, mask) for side, mask in enumerate(chosen)]
+    return [_read_lines(train.chunks, side, mask) for side, mask in enumerate(chosen)]
 
 
 def _read_lines(chunks: list[RawChunk], side: int, mask: Array) -> Iterator[str]:

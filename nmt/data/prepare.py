@@ -17,7 +17,7 @@ from typing import Any
 
 from nmt.config.errors import UserError, user_path
 from nmt.config.schema import data as schema
-from nmt.data import corpus, demo
+from nmt.data import corpus
 from nmt.data.passes import encode_split, read_corpus
 from nmt.data.prepared import FORMAT, Prepared
 from nmt.data.tokenizer import Tokenizers, check_sampling
@@ -89,7 +89,6 @@ def fingerprint_of(data: schema.Data, tokenizer: schema.TokenizerConfig) -> str:
     splits = corpus.splits(data)
     settings = {
         "format": FORMAT,
-        "demo": demo.VERSION if data.kind == "demo" else None,
         "data": data.model_dump(exclude=_NOT_IN_FINGERPRINT),
         "splits": {name: [(source.tag, len(source.files)) for source in split] for name, split in splits.items()},
         "tokenizer": tokenizer.model_dump(exclude={"sampling", "sampling_sides", "source_model", "target_model"}),

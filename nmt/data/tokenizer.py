@@ -12,10 +12,10 @@ import logging
 import re
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property
-from itertools import pairwise, permutations
+from itertools import chain, pairwise, permutations
 from pathlib import Path
 from typing import Any, NamedTuple
 from unicodedata import category, normalize
@@ -42,7 +42,6 @@ NO_RULE_FILE = b"\x1a\x02\x32\x00"  # clears normalizer_spec.normalization_rule_
 CHARACTERS = [chr(code) for code in range(0x30000)]  # characters from U+30000 on have no canonical decomposition
 BYTE_ORDER_MARK = "\ufeff"
 
-Lines = Callable[[], Iterator[str]]
 # Matches the letters of Thai, Lao, Burmese, Khmer, Japanese and Chinese, which write no space between words.
 SPACELESS = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005\u3041-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
@@ -59,8 +58,11 @@ class Tokenizer:
     """
 
     def __init__(self, model: bytes, lowercase: bool = False, name: str = "tokenizer") -> None:
-        """Parse the bytes of a SentencePiece model. Raises UserError, with a message that starts with `name`, if they
-        are not a model or if it lacks <s> or </s>."""
+        """Parse the bytes of a SentencePiece model.
+
+        Raises UserError, with a message that starts with `name`, if they are not a model, if it lacks <s> or </s>, or
+        if it does not put "▁" before each word.
+        """
         self.model, self.lowercase = model, lowercase
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -72,6 +74,14 @@ class Tokenizer:
             raise UserError(
                 f"{name}: the SentencePiece model lacks <s> or </s>; train it without bos_id=-1 and eos_id=-1"
             )
+        if not processor.normalize("a").startswith(WORD_START):
+            raise UserError(
+                f"{name}: the SentencePiece model does not put {WORD_START} before each word; train it without "
+                "add_dummy_prefix=false and treat_whitespace_as_suffix=true"
+            )
+        for piece, token in ((END, self.eos), (UNKNOWN, self.unk)):
+            if processor.piece_to_id(piece) not in {token, self.unk}:
+                raise UserError(f"{name}: the SentencePiece model has {piece} as an ordinary piece; train it without")
         size, pad = processor.get_piece_size(), processor.pad_id()
         # A model without a padding token gets one after its last token.
         self.pad, self.vocab_size = (pad, size) if pad >= 0 else (size, size + 1)
@@ -122,14 +132,18 @@ class Tokenizer:
         return _with_spaces(text.removeprefix(WORD_START))  # byte pieces can spell line ends and "▁"
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """Convert token ids to pieces, in which "▁" marks the start of a word. The piece of </s> is kept."""
-        return ["<pad>" if i == self.pad else self._processor.id_to_piece(int(i)) for i in ids]
+        """Convert token ids to pieces, in which "▁" marks the start of a word.
+
+        Padding, the unknown token and the end are "<pad>", "<unk>" and "</s>", whatever the model calls them.
+        """
+        special = {self.pad: "<pad>", self.unk: UNKNOWN, self.eos: END}
+        return [special.get(i) or self._processor.id_to_piece(int(i)) for i in ids]
 
     def id_of(self, piece: str) -> int | None:
         """Look up the id of a piece, spelled as in `pieces`. Returns None if the vocabulary lacks it, and for padding,
         <s> and </s>."""
         token: int = self._processor.piece_to_id(piece)
-        exists = self._processor.id_to_piece(token) == piece
+        exists = self.pieces([token]) == [piece]
         return token if exists and token not in {self.pad, self.bos, self.eos} else None
 
     def encode_phrase(self, phrase: str) -> list[int]:
@@ -144,11 +158,12 @@ class Tokenizer:
         return [*ids, *tokens[1:]] if len(ids) == len(pieces) else tokens
 
     def vocabulary(self) -> dict[str, int]:
-        """Map the pieces that spell text, spelled as in `pieces`, to their ids: not special symbols, nor bytes."""
+        """Map the pieces that spell text, spelled as in `pieces`, to their ids: all but special symbols."""
         pieces = enumerate(self.pieces(range(self._processor.get_piece_size())))
-        without = self._processor.is_control, self._processor.is_unknown, self._processor.is_byte
-        return {piece: token for token, piece in pieces if not any(is_one(token) for is_one in without)}
+        is_control, is_unknown = self._processor.is_control, self._processor.is_unknown
+        return {piece: token for token, piece in pieces if not is_control(token) and not is_unknown(token)}
 
+    @cached_property
     def boundary(self) -> NDArray[np.bool_]:
         """Mark the tokens that do not continue the preceding word -> bool (V,). A token continues the word if it starts
         with a letter, a digit, a hyphen or a combining mark, or is a byte of byte_fallback. Letters of scripts without
@@ -167,8 +182,8 @@ class Tokenizer:
 
         "▁" stands only for spaces of the line: see `restore_spaces`.
         """
-        segmented: list[list[str]] = self._processor.encode(self._clean(lines), out_type=str, add_eos=True)
-        return [self.restore_spaces(line, pieces) for line, pieces in zip(lines, segmented, strict=True)]
+        segmented: list[list[str]] = self._processor.encode(self._clean(lines), out_type=str)
+        return [self.restore_spaces(line, [*pieces, END]) for line, pieces in zip(lines, segmented, strict=True)]
 
     def surfaces_of(self, line: str, ids: Iterable[int]) -> list[str]:
         """Convert `ids`, the token ids of one segmentation of `line`, to pieces like those that `surfaces` returns."""
@@ -300,7 +315,7 @@ def encode_lines(
 
 
 def make_tokenizers(
-    config: schema.TokenizerConfig, source: Lines, target: Lines, tags: Sequence[str] = ()
+    config: schema.TokenizerConfig, source: Iterable[str], target: Iterable[str], tags: Sequence[str] = ()
 ) -> Tokenizers:
     """Train tokenizers on the lines of both sides, or load the models that the configuration names.
 
@@ -314,7 +329,7 @@ def make_tokenizers(
         check_sampling(config, tokenizers)
         return tokenizers
     if config.joint:
-        joint = _train(config, lambda: (line for side in (source, target) for line in side()), tags)
+        joint = _train(config, chain(source, target), tags)
         return Tokenizers(joint, joint)
     return Tokenizers(_train(config, source, tags), _train(config, target, ()))
 
@@ -328,13 +343,13 @@ def check_sampling(config: schema.FileTokenizer, tokenizers: Tokenizers) -> None
             raise UserError(f"tokenizer.sampling={alpha}: {name} {reason}; set it to 0")
 
 
-def _train(config: schema.TrainedTokenizer, lines: Lines, tags: Sequence[str]) -> Tokenizer:
+def _train(config: schema.TrainedTokenizer, lines: Iterable[str], tags: Sequence[str]) -> Tokenizer:
     model = io.BytesIO()
     symbols: dict[str, Any] = {"user_defined_symbols": [f"{WORD_START}{tag}" for tag in tags]} if tags else {}
     try:
         with _normalization_options(config.normalization) as normalization:
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=(clean(line, config.lowercase).replace(RESERVED, " ") for line in lines()),
+                sentence_iterator=(clean(line, config.lowercase).replace(RESERVED, " ") for line in lines),
                 model_writer=model,
                 model_type=config.kind,
                 vocab_size=config.vocab_size,

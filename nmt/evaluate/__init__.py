@@ -1,5 +1,5 @@
-"""Scores translations: BLEU, chrF and TER by sacreBLEU, alignment error rate and COMET; tests differences of scores.
+"""Scores translations: BLEU, chrF and TER by sacreBLEU, alignment error rate; tests differences of scores.
 
-Begin with `evaluation.py`: validation and nmt-evaluate share it, and it holds COMET. `bleu.py` computes the scores of
-sacreBLEU, `significance.py` tests whether scores differ.
+Begin with `evaluation.py`, which validation and nmt-evaluate share. `metrics.py` holds the table of metrics,
+`significance.py` tests whether scores differ.
 """

@@ -4,42 +4,37 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-import torch
-
-from nmt.config import schema
 from nmt.config.compose import flatten
 from nmt.config.errors import UserError
+from nmt.config.schema import commands as schema
 from nmt.data.word_alignment import alignment_error_rate, parse_pharaoh
-from nmt.evaluate.bleu import (
-    METRICS,
-    SUFFIX,
+from nmt.evaluate.metrics import (
+    WITHOUT_TEXT,
     Counted,
-    Scores,
     ScoreSettings,
+    check_known,
     count,
-    score,
     score_by_length,
+    signatures,
     tokenizer_for,
-    write_counts,
 )
 from nmt.explain.faithfulness import faithfulness
 from nmt.system.files import locked, to_json, write_lines
 from nmt.system.run import EVALUATION, RunDirectory, digest, load_values, read_json
-from nmt.translate.translator import Progress, Translation, Translator
+from nmt.translate.translation import Translation
+from nmt.translate.translator import Progress, Translator
 
 log = logging.getLogger(__name__)
-COMET_BATCH = 16  # sentences that COMET scores at a time
 
 
 class Evaluation(NamedTuple):
     """Translations of a test set and their scores."""
 
     translations: list[Translation]
-    scores: Scores
+    scores: dict[str, float]  # by metric
     sentences_per_second: float  # speed of translation, without scoring
     counted: Counted  # statistics of each sentence
 
@@ -49,65 +44,23 @@ class Evaluation(NamedTuple):
         return [translation.text for translation in self.translations]
 
 
-def score_settings(config: schema.Evaluation, target_lang: str) -> ScoreSettings:
-    """Make the settings of BLEU. With tokenize=auto, `tokenizer_for` chooses the tokenizer by `target_lang`.
+def score_settings(config: schema.Evaluation, target_lang: str, monitor: str | None = None) -> ScoreSettings:
+    """Make the settings of scores. With tokenize=auto, `tokenizer_for` chooses the tokenizer by `target_lang`.
 
-    Tries the settings once, so that an unavailable tokenizer raises UserError before training.
+    Tries the settings once: an unknown metric, also as `monitor` (validation.monitor), or an unavailable tokenizer
+    raises UserError before training.
     """
-    automatic = config.tokenize == "auto"
-    settings = ScoreSettings(tokenizer_for(target_lang) if automatic else config.tokenize, config.lowercase)
+    tokenize = tokenizer_for(target_lang) if config.tokenize == "auto" else config.tokenize
+    settings = ScoreSettings(tokenize, config.lowercase, tuple(config.metrics))
     try:
-        score(["a"], ["a"], settings, ("bleu",))
+        for name in config.metrics:
+            check_known("evaluation.metrics", name)
+        if monitor is not None:
+            check_known("validation.monitor", monitor, WITHOUT_TEXT)
+        signatures(settings)
     except ValueError as error:
         raise UserError(str(error)) from None
     return settings
-
-
-class Comet:
-    """Scores translations with a COMET model (Rei et al. 2020), which reads source, translation and reference."""
-
-    def __init__(self, name: str, key: str, device: torch.device) -> None:
-        """Load a checkpoint (a path that ends in .ckpt), or a model of the Hugging Face hub, which is downloaded once.
-
-        Raises UserError if unbabel-comet is not installed or the model cannot be loaded. key: the configuration's key
-        that named the model, for the message.
-        """
-        if find_spec("comet") is None:
-            raise UserError(f"{key}={name}: COMET needs another package: pip install unbabel-comet")
-        local = name.endswith(".ckpt")
-        try:
-            from comet import download_model, load_from_checkpoint
-
-            model: Any = load_from_checkpoint(name if local else download_model(name))
-        except Exception as error:  # the package, its dependencies and the network can raise anything
-            reason = next(iter(str(error).splitlines()), "") or type(error).__name__
-            remedy = "is it the file of a COMET model?" if local else "check the name and the network"
-            raise UserError(f"{key}={name}: the COMET model cannot be loaded ({reason}); {remedy}") from None
-        self._model, self._device = model.eval().to(device), device
-
-    @torch.no_grad()
-    def __call__(
-        self,
-        sources: Sequence[str],
-        hypotheses: Sequence[str],
-        references: Sequence[str],
-        progress: Progress | None = None,
-    ) -> list[float]:
-        """Score each sentence. The corpus score is the mean. Higher is better, and the best score is about 1."""
-        triples = zip(sources, hypotheses, references, strict=True)
-        samples = [dict(zip(("src", "mt", "ref"), triple, strict=True)) for triple in triples]
-        order = sorted(range(len(samples)), key=lambda i: len(sources[i]))  # by length, for little padding
-        scores = [0.0] * len(samples)
-        # model.predict() starts a Lightning Trainer, which would join the process group of torchrun or Slurm.
-        for start in range(0, len(order), COMET_BATCH):
-            indices = order[start : start + COMET_BATCH]
-            batch = self._model.prepare_for_inference([samples[i] for i in indices])
-            batch = self._model.transfer_batch_to_device(batch, self._device, 0)
-            for i, predicted in zip(indices, self._model.predict_step(batch)["scores"].tolist(), strict=True):
-                scores[i] = predicted
-            if progress is not None:
-                progress(len(indices))
-        return scores
 
 
 def evaluate(
@@ -115,10 +68,11 @@ def evaluate(
     sources: Sequence[str],
     references: Sequence[str],
     settings: ScoreSettings,
-    metrics: Collection[str] = METRICS,
+    metrics: Collection[str] | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Translate the sources, score the best translations, and measure the speed of translation."""
+    """Translate the sources, score the best translations by `metrics`, or else by all metrics of the settings, and
+    measure the speed of translation."""
     translator.reseed()
     start = time.perf_counter()
     translations = [nbest[0] for nbest in translator.translate_nbest(sources, 1, progress)]
@@ -182,7 +136,7 @@ class EvaluationFolder:
             "checkpoint": checkpoint,
             "search": translator.settings.model_dump(),
             "seed": translator.seed,
-            "evaluation": asdict(settings),
+            "evaluation": {**asdict(settings), "metrics": [*settings.metrics]},
             "parameters": sum(parameter.numel() for parameter in translator.model.parameters()),
             "precision": translator.machine.precision_of_search,
             "shortlist": None if shortlist is None else digest({k: v.tolist() for k, v in shortlist.arrays().items()}),
@@ -266,9 +220,11 @@ def evaluate_run(
     read_json(written.results)  # if this file is damaged, raise before the long work
     saved = _time_of_checkpoint(run, checkpoint)
     evaluation = evaluate(translator, sources, references, settings, progress=progress)
+    main = settings.metrics[0]
     result: dict[str, Any] = {
-        **evaluation.scores.as_dict(),
-        "bleu_by_length": score_by_length(evaluation.counted.counts["bleu"], sources),
+        **{name: round(value, 4) for name, value in evaluation.scores.items()},
+        "signatures": dict(evaluation.counted.signatures),
+        "by_length": score_by_length(evaluation.counted.counts[main], main, sources),
         "sentences": len(sources),
         "sentences_per_second": round(evaluation.sentences_per_second, 2),
         "checkpoint": checkpoint,
@@ -286,7 +242,7 @@ def evaluate_run(
 
     def save() -> None:
         if isinstance(output, EvaluationFolder) or _time_of_checkpoint(run, checkpoint) == saved:
-            _write(run, split, output, result, evaluation, aligned, references)
+            _write(run, split, output, result, evaluation, aligned)
         else:
             log.warning("%s: training has replaced the checkpoint meanwhile: the scores are not saved", run.path)
 
@@ -308,7 +264,6 @@ def _write(
     result: dict[str, Any],
     evaluation: Evaluation,
     aligned: ReferenceAlignment | None,
-    references: list[str],
 ) -> None:
     name = split
     if isinstance(output, EvaluationFolder):
@@ -325,6 +280,5 @@ def _write(
         write_lines(run.alignments / f"{name}.words.jsonl", weights)
         write_lines(run.alignments / f"{name}.references.pharaoh", aligned.pharaoh)
     write_lines(run.hypotheses / f"{name}.txt", evaluation.hypotheses)
-    write_counts(run.hypotheses / f"{name}{SUFFIX}", evaluation.counted, evaluation.hypotheses, references)
     with locked(run.path):
         run.update_json(run.results, {name: result})

@@ -1,8 +1,7 @@
 """Tests differences between outputs and between systems, from the statistics of single sentences.
 
-An output has an array (N, k) for each metric: sacreBLEU's k statistics of N sentences, or for a metric that is a mean
-over sentences, the score of each sentence and a 1 (`FORMULAS` of nmt.evaluate.bleu). The sums over the sentences of R
-resamplings are then a product of matrices (R, N) and (N, k).
+An output has an array (N, k) for each metric, the k statistics of N sentences (nmt.evaluate.metrics). The sums over
+the sentences of R resamplings are then a product of matrices (R, N) and (N, k).
 
 - Two outputs: paired bootstrap resampling (Koehn 2004) and paired approximate randomisation (Riezler and Maxwell 2005),
   with the results of `sacrebleu --paired-bs` and `--paired-ar`.
@@ -22,34 +21,34 @@ are Satterthwaite's (1946).
 
 A variance of two or three scores can be far too small by chance. r_a^2 is therefore the largest of three estimates
 (`SeedVariance`): the variance of A's own scores, the mean variance of all compared systems, and the variance that the
-choice of the sentences alone causes between seeds. docs/comparison.md has the figures of a simulation. If every system
-has one seed, nothing is known of the variance between seeds: Var(D) is the variance over bootstrap samples of the
-sentences, and the two paired tests decide.
+choice of the sentences alone causes between seeds. It has the degrees of freedom of all systems' seeds, unless the
+scores of A vary so much more than those of the others that only A's own seeds tell how much. docs/comparison.md has the
+figures of simulations. If every system has one seed, nothing is known of the variance between seeds: Var(D) is the
+variance over bootstrap samples of the sentences, and the two paired tests decide.
 """
 
 import math
 import os
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from operator import truediv
 from string import ascii_letters
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nmt.evaluate.bleu import FORMULAS
+from nmt.evaluate.metrics import METRICS, Counts, corpus_score
 from nmt.translate.similarity import Floats
 
-Statistics = NDArray[np.int64] | NDArray[np.float64]
-Output = Mapping[str, Statistics]  # statistics (N, k) of an output, by metric
+Output = Mapping[str, Counts]  # statistics (N, k) of an output, by metric
 CHUNK_TRIALS = 500  # resamplings that are computed at a time
 ROUNDING = 1e-9  # score differences up to this size count as 0, because the order of sums may cause them
 POWER = 0.8  # probability with which a test finds the difference that it is designed for
 MAX_SEEDS = 1000  # largest number of seeds that `Effect.seeds_needed` tries
 NODES, NODE_WEIGHTS = np.polynomial.legendre.leggauss(100)  # quadrature on [-1, 1]
+UNEQUAL = 4  # a system's variance between seeds stands out if it is so many times the mean variance of the others
 TAIL = 12  # standard deviations up to which a density is integrated; its tail beyond holds less than 1e-30
 BISECTIONS = 45  # number of times that `t_quantile` halves its interval
 
@@ -73,11 +72,11 @@ class Resampling:
         # (trials, N): whether each trial exchanges the two outputs of each sentence.
         self._swaps = _generator().integers(2, size=(trials, sentences), dtype=bool)
 
-    def bootstrap(self, outputs: Sequence[Statistics], metric: str) -> Floats:
+    def bootstrap(self, outputs: Sequence[Counts], metric: str) -> Floats:
         """Score M outputs (N, k) on the bootstrap samples: (M, R)."""
         beside = _beside(outputs)
         sums = (chunk @ beside for chunk in _chunks(self._weights))
-        return np.concatenate([FORMULAS[metric](part.reshape(len(part), len(outputs), -1)) for part in sums]).T
+        return np.concatenate([METRICS[metric].formula(part.reshape(len(part), len(outputs), -1)) for part in sums]).T
 
     def paired_randomisation(self, baseline: Output, output: Output) -> dict[str, float]:
         """Test the difference between two outputs by paired approximate randomisation. Returns a p value per metric.
@@ -90,7 +89,7 @@ class Resampling:
         for chunk in _chunks(self._swaps):
             swapped = other.sum(0) + chunk @ (one - other)
             for name, (start, end) in zip(output, pairwise(edges), strict=True):
-                sides = (FORMULAS[name](sums[:, start:end]) for sums in (swapped, total - swapped))
+                sides = (METRICS[name].formula(sums[:, start:end]) for sums in (swapped, total - swapped))
                 differences[name].append(np.abs(np.subtract(*sides)))
         return {
             name: _p_value(np.concatenate(parts), corpus_score(output[name], name) - corpus_score(baseline[name], name))
@@ -99,7 +98,7 @@ class Resampling:
 
     def stratified_randomisation(
         self,
-        systems: Sequence[Sequence[Statistics]],
+        systems: Sequence[Sequence[Counts]],
         pairs: Sequence[tuple[int, int]],
         metric: str,
         progress: Callable[[int], object] = lambda _: None,
@@ -112,7 +111,10 @@ class Resampling:
         other, its outputs without a partner are not exchanged. A system's score is computed from the sums over all its
         outputs. The test says nothing about other seeds.
         """
-        formula, stacks = FORMULAS[metric], [np.stack([np.asarray(rows, float) for rows in each]) for each in systems]
+        formula, stacks = (
+            METRICS[metric].formula,
+            [np.stack([np.asarray(rows, float) for rows in each]) for each in systems],
+        )
         totals = [stack.sum((0, 1)) for stack in stacks]
         observed = {(a, b): float(formula(totals[a]) - formula(totals[b])) for a, b in pairs}
         p_values: dict[tuple[int, int], float] = {}
@@ -160,11 +162,6 @@ class Resampling:
             yield sums_by_side
 
 
-def corpus_score(output: Statistics, metric: str) -> float:
-    """Compute the score of an output (N, k) by a metric of FORMULAS."""
-    return float(FORMULAS[metric](np.asarray(output.sum(0), float)))
-
-
 def half_width(scores: Floats) -> float:
     """Compute half the width of the 95 % interval of scores on R bootstrap samples, (R,), as sacreBLEU does."""
     low, ordered = len(scores) // 40, np.sort(scores)
@@ -180,7 +177,7 @@ def paired_bootstrap(baseline: Floats, scores: Floats, observed: float) -> float
     return _p_value(differences - differences.mean(), observed)
 
 
-def least_p(baseline: Statistics, output: Statistics) -> float:
+def least_p(baseline: Counts, output: Counts) -> float:
     """Compute the smallest p value of an exact paired randomisation test of two outputs (N, k).
 
     Of the 2^d exchanges of d sentences whose statistics differ, two give a difference of the observed size: none and
@@ -200,7 +197,7 @@ def _p_value(differences: Floats, observed: float) -> float:
     return float(1 + (differences > abs(observed) + ROUNDING).sum()) / (1 + len(differences))
 
 
-def _beside(outputs: Sequence[Statistics]) -> Floats:
+def _beside(outputs: Sequence[Counts]) -> Floats:
     """Concatenate M outputs along their statistics, so that one product resamples all: M times (N, k) -> (N, M k)."""
     return np.concatenate([np.asarray(rows, float) for rows in outputs], 1)
 
@@ -224,9 +221,9 @@ class SeedVariance:
     below.
     """
 
-    common: float  # mean variance between the scores of a system, at least `of_sentences`
+    pooled: float  # mean variance between the scores of a system
     of_sentences: float  # part of the variance that the choice of the sentences causes
-    freedom: int  # degrees of freedom of `common`; 0 if each system has one seed, so that nothing is known
+    freedom: int  # degrees of freedom of `pooled`; 0 if each system has one seed, so that nothing is known
     systems: int  # number of systems
 
     @classmethod
@@ -241,11 +238,39 @@ class SeedVariance:
             return cls(0.0, 0.0, 0, len(scores))
         pooled = sum((len(scores[index]) - 1) * _variance(scores[index]) for index in several) / freedom
         of_sentences = float(np.mean([_unshared_variance(covariances[index]) for index in several]))
-        return cls(max(pooled, of_sentences), of_sentences, freedom, len(scores))
+        return cls(pooled, of_sentences, freedom, len(scores))
+
+    @property
+    def common(self) -> float:
+        """Return the variance that every system is assumed to have at least."""
+        return max(self.pooled, self.of_sentences)
 
     def of_system(self, scores: Sequence[float]) -> float:
         """Return the variance between seeds of a system with these scores: its own, but at least `common`."""
         return max(_variance(scores), self.common) if len(scores) > 1 else self.common
+
+    def stands_out(self, scores: Sequence[float]) -> bool:
+        """Do these scores of a system vary more than UNEQUAL times as much as those of the other systems?"""
+        own = len(scores) - 1
+        if not 0 < own < self.freedom:
+            return False
+        variance = _variance(scores)
+        others = (self.freedom * self.pooled - own * variance) / (self.freedom - own)
+        return variance > UNEQUAL * max(others, self.of_sentences)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The variance between the seeds of one system in an effect."""
+
+    variance: float
+    seeds: int
+    stands_out: bool  # only the system's own seeds tell how large the variance is
+
+    @property
+    def of_mean(self) -> float:
+        """Compute the variance of the mean over the seeds."""
+        return self.variance / self.seeds
 
 
 @dataclass(frozen=True)
@@ -253,11 +278,15 @@ class Effect:
     """An estimate with its variance: a system's mean score over seeds, or the difference of two systems' means."""
 
     value: float
-    between: float  # variance between seeds, summed over the systems
-    reducible: float  # the part of the variance that more seeds reduce: for n seeds of each system, `between` / n
+    spreads: Sequence[Spread]  # of each system
     shared: float  # the part of the variance that more seeds do not reduce
     seeds: SeedVariance
     sentences: int  # number of sentences in the test set
+
+    @property
+    def reducible(self) -> float:
+        """Compute the part of the variance that more seeds reduce."""
+        return sum(spread.of_mean for spread in self.spreads)
 
     @property
     def variance(self) -> float:
@@ -267,7 +296,12 @@ class Effect:
     @property
     def freedom(self) -> float:
         """Compute the degrees of freedom of the variance (Satterthwaite 1946)."""
-        return self._freedom(self.reducible, self.seeds.freedom)
+        of_sentences = max(self.sentences - 1, 1)
+        if not self.variance or not self.seeds.freedom:
+            return of_sentences
+        pooled = sum(spread.of_mean for spread in self.spreads if not spread.stands_out)
+        own = sum(spread.of_mean**2 / (spread.seeds - 1) for spread in self.spreads if spread.stands_out)
+        return self.variance**2 / (pooled**2 / self.seeds.freedom + own + self.shared**2 / of_sentences)
 
     @property
     def half_width(self) -> float:
@@ -281,7 +315,8 @@ class Effect:
 
     def detectable(self, level: float) -> float:
         """Estimate the true difference that a test at this level finds significant with a probability of 80 %."""
-        return _detectable(self.variance, self.freedom, level)
+        freedom = self.freedom
+        return (t_quantile(1 - level / 2, freedom) + t_quantile(POWER, freedom)) * math.sqrt(self.variance)
 
     def seeds_needed(self, level: float) -> float | None:
         """Estimate how many seeds of all systems make a true difference of size `value` detectable at this level.
@@ -292,24 +327,13 @@ class Effect:
         if not self.seeds.freedom or abs(self.value) <= ROUNDING:
             return None
         counts = range(2, MAX_SEEDS + 1)
-        index = bisect_left(counts, True, key=lambda count: self._detectable_with(count, level) <= abs(self.value))
+        index = bisect_left(counts, True, key=lambda count: self._with(count).detectable(level) <= abs(self.value))
         return counts[index] if index < len(counts) else math.inf
 
-    def _detectable_with(self, count: int, level: float) -> float:
-        """Estimate the detectable difference if all systems had `count` seeds."""
-        reducible = self.between / count
-        return _detectable(reducible + self.shared, self._freedom(reducible, self.seeds.systems * (count - 1)), level)
-
-    def _freedom(self, reducible: float, of_seeds: int) -> float:
-        """Combine the degrees of freedom of the reducible part with those of the shared part."""
-        variance, of_sentences = reducible + self.shared, max(self.sentences - 1, 1)
-        if not variance or not of_seeds:
-            return of_sentences
-        return 1 / ((reducible / variance) ** 2 / of_seeds + (self.shared / variance) ** 2 / of_sentences)
-
-
-def _detectable(variance: float, freedom: float, level: float) -> float:
-    return (t_quantile(1 - level / 2, freedom) + t_quantile(POWER, freedom)) * math.sqrt(variance)
+    def _with(self, count: int) -> "Effect":
+        """Predict the effect if all systems had `count` seeds."""
+        spreads = [replace(spread, seeds=count) for spread in self.spreads]
+        return replace(self, spreads=spreads, seeds=replace(self.seeds, freedom=self.seeds.systems * (count - 1)))
 
 
 def difference(
@@ -343,10 +367,12 @@ def _effect(
 ) -> Effect:
     """Split the variance of an effect: `of_sentences` is the effect's variance over bootstrap samples."""
     unshared = [_unshared_variance(block) if len(block) > 1 else seeds.of_sentences for block in blocks]
-    between = [max(seeds.of_system(scores), least) for scores, least in zip(systems, unshared, strict=True)]
-    counts = [len(scores) for scores in systems]
-    reducible, contained = (sum(map(truediv, variances, counts)) for variances in (between, unshared))
-    return Effect(value, sum(between), reducible, max(of_sentences - contained, 0.0), seeds, sentences)
+    spreads = [
+        Spread(max(seeds.of_system(scores), least), len(scores), seeds.stands_out(scores))
+        for scores, least in zip(systems, unshared, strict=True)
+    ]
+    contained = sum(least / len(scores) for scores, least in zip(systems, unshared, strict=True))
+    return Effect(value, spreads, max(of_sentences - contained, 0.0), seeds, sentences)
 
 
 def _variance(scores: Sequence[float]) -> float:

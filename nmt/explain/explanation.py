@@ -20,10 +20,11 @@ from nmt.data.batching import Batch, collate
 from nmt.data.word_alignment import Weights
 from nmt.model.seq2seq import Seq2Seq
 from nmt.ops.layers import evaluation_mode
-from nmt.translate.beam import Node
-from nmt.translate.guidance import make_guidance, prefix_tokens, steer
+from nmt.translate.guidance import prefix_tokens
 from nmt.translate.search import Attend
-from nmt.translate.translator import Translation, Translator
+from nmt.translate.selection import Node
+from nmt.translate.translation import Translation
+from nmt.translate.translator import Translator
 
 COPIES = 32  # copies of a sentence pair in a batch, at most; each gives the gradient of one target token
 CELLS = COPIES * 64 * 64  # copies x target tokens x source tokens of a batch, at most: limits its memory
@@ -68,7 +69,7 @@ def explain(
     """
     (source_ids,), (source_pieces,) = translator.encode([source])
     target_ids, pieces = _target(translator, target)
-    guidance = steer(translator, [source_ids], attend)
+    guidance = translator.guide.steer([source_ids], attend)
     device, pad = translator.machine.device, translator.tokenizers.target.pad
     batch = collate([source_ids], [target_ids], translator.tokenizers, np.arange(1)).to(device)
     steering = guidance.steering([len(source_ids)], device)
@@ -114,7 +115,7 @@ def beam_tree(
     (source_ids,), (pieces,) = translator.encode([source])
     if len(source_ids) == 1:
         return translator.translate_nbest([source], n)[0], []
-    guidance = make_guidance(translator, [source], [source_ids], {"attend": attend, "prefix": prefix})
+    guidance = translator.guide.make([source], [source_ids], {"attend": attend, "prefix": prefix})
     with evaluation_mode(translator.model):
         hypotheses, steps = translator.tree(source_ids, n, guidance)
     return [translator.translation(pieces, hypothesis) for hypothesis in hypotheses], steps

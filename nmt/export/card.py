@@ -6,15 +6,17 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from nmt.config import schema
 from nmt.config.errors import for_shell, printable
+from nmt.config.schema import TrainConfig
+from nmt.config.schema.training import SearchLimits
+from nmt.evaluate.metrics import METRICS
 from nmt.system.text_table import human_duration
 
 UNKNOWN = "not recorded"
 
 
 def card(
-    config: schema.TrainConfig,
+    config: TrainConfig,
     manifest: Mapping[str, Any],
     results: Mapping[str, Mapping[str, Any]],
     file_name: str,
@@ -42,7 +44,7 @@ def card(
     )
     environment.filters["cell"] = lambda text: " ".join(printable(text).split()).replace("|", "\\|")
     data, start = config.data, (manifest.get("starts") or [{}])[0]
-    search = config.search.model_dump(exclude=set(schema.SearchLimits.model_fields))
+    search = config.search.model_dump(exclude=set(SearchLimits.model_fields))
     facts = {
         "Licence": license or "not stated",
         "Languages": f"{data.source_lang} to {data.target_lang}",
@@ -56,18 +58,15 @@ def card(
         "Checkpoint": checkpoint + (half * "; weights rounded to fp16, scores measured before this"),
         "Search": " ".join(f"search.{key}={value}" for key, value in search.items()),
     }
-    signatures = {
-        f"{name}: `{scores[key]}`"
-        for scores in results.values()
-        for name, key in (("BLEU", "signature"), ("chrF", "chrf_signature"), ("TER", "ter_signature"))
-    }
+    signatures = {name: text for scores in results.values() for name, text in scores["signatures"].items()}
     return environment.get_template("card.md").render(
         config=config,
         attends=config.attention.kind != "none",
         version=start.get("versions", {}).get("nmt"),
         facts=facts,
         results=results,
-        signatures=sorted(signatures),
+        signatures=signatures,
+        metrics={name: METRICS[name] for name in signatures},
         run=for_shell("run", file_name),
         file_name=file_name,
         **values,
@@ -90,7 +89,7 @@ def _network(network: Any, bidirectional: bool | str) -> str:  # noqa: ANN401
     return f"{network.cell.upper()}, {layers} of {network.hidden:,} units{both}"
 
 
-def _attention(config: schema.TrainConfig, preset: str | None) -> str:
+def _attention(config: TrainConfig, preset: str | None) -> str:
     attention = config.attention
     name = f"`attention={preset}`" if preset else ""
     if attention.kind == "none":
@@ -106,7 +105,7 @@ def _attention(config: schema.TrainConfig, preset: str | None) -> str:
     return f"{name}: {text}" if name else text
 
 
-def _vocabulary(config: schema.TrainConfig, manifest: Mapping[str, Any]) -> str:
+def _vocabulary(config: TrainConfig, manifest: Mapping[str, Any]) -> str:
     sizes = manifest.get("data", {}).get("vocabulary")
     kind = "" if config.tokenizer.kind == "file" else f", {config.tokenizer.kind}"
     return f"{sizes[0]:,} source and {sizes[1]:,} target pieces{kind}" if sizes else UNKNOWN

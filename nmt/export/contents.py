@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import yaml
 from torch import Tensor
 
-from nmt.config import schema
 from nmt.config.errors import UserError
+from nmt.config.schema import TrainConfig
 from nmt.config.schema.base import with_paths
+from nmt.config.schema.commands import PATH_KEYS
 from nmt.data.tokenizer import TOKENIZER_FILES
 from nmt.export.card import card
 from nmt.model.checkpoints import LAST, MAX_FILE_BYTES, read_checkpoint, to_safetensors
@@ -20,7 +21,8 @@ from nmt.system.files import CARD, CONFIG, MAX_PICTURES, MAX_TEXT, WEIGHTS, read
 from nmt.system.run import RunDirectory, load_config, load_values, read_json
 from nmt.translate.heatmap import draw_alignment, save
 from nmt.translate.shortlist import MAX_BYTES, SHORTLIST
-from nmt.translate.translator import Translation, Translator
+from nmt.translate.translation import Translation
+from nmt.translate.translator import Translator
 
 SPLITS = ("validation", "test")
 # Keys that an archive keeps: of `data` in the manifest, and of the record of a start.
@@ -96,7 +98,7 @@ def contents(
 
 def shared_config(values: Mapping[str, Any]) -> dict[str, Any]:
     """Copy a run's configuration, with only the last part of each path: loading the model needs no paths."""
-    shared: dict[str, Any] = with_paths(schema.TrainConfig, values, lambda path: Path(path).name or ".")
+    shared: dict[str, Any] = with_paths(TrainConfig, values, lambda path: Path(path).name or ".")
     shared["data"]["cache_dir"] = CACHE
     return shared
 
@@ -120,9 +122,9 @@ def shared_manifest(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 def _names_a_place(override: str) -> bool:
     key, _, value = override.lstrip("+~").partition("=")
-    if key.startswith(("hydra", "tracking")) or value.startswith("{"):  # a whole section may contain paths
+    if key.startswith("hydra") or value.startswith("{"):  # a whole section may contain paths
         return True
-    return key in schema.PATH_KEYS | {"run", "data.corpora", "validation.comet_model"}
+    return key in PATH_KEYS | {"run", "data.corpora"}
 
 
 def _read_weights(run: RunDirectory, checkpoint: str, half: bool) -> tuple[bytes, int]:
@@ -145,7 +147,7 @@ def _round_to_half(model: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _pictures(
     translator: Translator,
     run: RunDirectory,
-    config: schema.TrainConfig,
+    config: TrainConfig,
     sentences: Sequence[str],
     held_out: bool,
 ) -> list[Picture]:

@@ -1,19 +1,16 @@
 """Builds a model, and an attention, from their sections of the configuration."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from inspect import signature
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from nmt.attention.alignment import (
-    Alignment,
-    Policy,
-    SampledAlignment,
-    StraightThroughAlignment,
-)
+from nmt.attention import normalizers, scores
+from nmt.attention.alignment import Alignment, Policy, SampledAlignment, StraightThroughAlignment
 from nmt.attention.attention import (
     Attention,
     GlobalWindow,
@@ -22,32 +19,8 @@ from nmt.attention.attention import (
     MultiHeadAttention,
     Window,
 )
-from nmt.attention.normalizers import (
-    Chunk,
-    EntmaxNormalizer,
-    FertilityNormalizer,
-    FirstOrderNormalizer,
-    LinearChainNormalizer,
-    MonotonicNormalizer,
-    Normalizer,
-    SoftmaxNormalizer,
-    SparsemaxNormalizer,
-)
-from nmt.attention.scores import (
-    AdditiveScore,
-    ConcatScore,
-    CosineScore,
-    DotScore,
-    GaussianMixtureScore,
-    GeneralScore,
-    LinearCoverage,
-    LocationAwareScore,
-    LocationScore,
-    NormedAdditiveScore,
-    ScaledDotScore,
-    Score,
-)
 from nmt.config.schema import model as schema
+from nmt.config.schema.base import Section
 from nmt.model.decoder import Decoder
 from nmt.model.latent import InferenceNetwork, LatentDecoder, LatentPosition
 from nmt.model.prediction import CopyGate, LexicalModel, Output, Readout
@@ -55,7 +28,43 @@ from nmt.model.recurrent import Bridge, Encoder, Recurrent, SelfAttention, Upper
 from nmt.model.seq2seq import EmbeddingDropout, Seq2Seq
 from nmt.ops.layers import Dropout
 
+# The parts of an attention: the section of the configuration that chooses a part, and the class that it configures.
+SCORES: dict[type[Section], type[scores.Score]] = {
+    schema.DotScore: scores.DotScore,
+    schema.ScaledDotScore: scores.ScaledDotScore,
+    schema.GeneralScore: scores.GeneralScore,
+    schema.AdditiveScore: scores.AdditiveScore,
+    schema.NormedAdditiveScore: scores.NormedAdditiveScore,
+    schema.ConcatScore: scores.ConcatScore,
+    schema.CosineScore: scores.CosineScore,
+    schema.LocationScore: scores.LocationScore,
+    schema.LocationAwareScore: scores.LocationAwareScore,
+    schema.GaussianMixtureScore: scores.GaussianMixtureScore,
+}
+WINDOWS: dict[type[Section], type[Window]] = {
+    schema.GlobalWindow: GlobalWindow,
+    schema.LocalMonotonicWindow: LocalMonotonicWindow,
+    schema.LocalPredictiveWindow: LocalPredictiveWindow,
+}
+NORMALIZERS: dict[type[Section], type[normalizers.Normalizer]] = {
+    schema.Softmax: normalizers.SoftmaxNormalizer,
+    schema.Sparsemax: normalizers.SparsemaxNormalizer,
+    schema.Entmax15: normalizers.EntmaxNormalizer,
+    schema.FirstOrder: normalizers.FirstOrderNormalizer,
+    schema.Monotonic: normalizers.MonotonicNormalizer,
+    schema.Mocha: normalizers.MonotonicNormalizer,  # its weights are then spread over chunks
+    schema.LinearChain: normalizers.LinearChainNormalizer,
+    schema.Fertility: normalizers.FertilityNormalizer,
+}
+ALIGNMENTS: dict[type[Section], type[Alignment]] = {
+    schema.Sampled: SampledAlignment,
+    schema.StraightThrough: StraightThroughAlignment,
+    schema.Marginal: Alignment,
+    schema.Variational: Alignment,
+    schema.Posterior: Alignment,
+}
 CELLS: dict[str, type[Recurrent]] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
+Part = TypeVar("Part", bound=nn.Module)
 
 
 def build_model(config: schema.Model, source_vocab: int, target_vocab: int, pad: tuple[int, int]) -> Seq2Seq:
@@ -280,80 +289,24 @@ def build_policy(config: schema.Attention, query_dim: int, vocabulary: int) -> P
 def _attention(
     config: schema.ScoredAttention | schema.EncoderSelfAttention, query_dim: int, memory_dim: int
 ) -> Attention:
-    score = _score(config.score, query_dim, memory_dim)
-    window, normalizer = _window(config.window, query_dim), _normalizer(config.normalizer)
+    sizes = {"query_dim": query_dim, "memory_dim": memory_dim}
+    score = _part(SCORES, config.score, **sizes)
+    window, normalizer = _part(WINDOWS, config.window, **sizes), _part(NORMALIZERS, config.normalizer)
     if isinstance(config, schema.EncoderSelfAttention):
         return Attention(score, window, normalizer, dropout=config.dropout)
     coverage = chunk = None
     if config.coverage.kind == "linear":
         with torch.no_grad():
             keys = score.keys(torch.zeros(1, 1, memory_dim))
-        coverage = LinearCoverage(keys.shape[-1])
+        coverage = scores.LinearCoverage(keys.shape[-1])
     if config.normalizer.kind == "mocha":
-        chunk = Chunk(_score(config.score, query_dim, memory_dim), config.normalizer.chunk)
-    alignment = _alignment(config.alignment)
-    return Attention(score, window, normalizer, alignment, coverage, config.dropout, chunk, config.reads_past)
+        chunk = normalizers.Chunk(_part(SCORES, config.score, **sizes), config.normalizer.chunk)
+    chosen = None if config.alignment.kind == "expected" else _part(ALIGNMENTS, config.alignment)
+    return Attention(score, window, normalizer, chosen, coverage, config.dropout, chunk, config.reads_past)
 
 
-def _score(config: schema.Score, query_dim: int, memory_dim: int) -> Score:  # noqa: C901, PLR0911
-    match config:
-        case schema.DotScore():
-            return DotScore()
-        case schema.ScaledDotScore():
-            return ScaledDotScore()
-        case schema.GeneralScore():
-            return GeneralScore(query_dim, memory_dim)
-        case schema.AdditiveScore():
-            return AdditiveScore(query_dim, memory_dim, config.dim)
-        case schema.NormedAdditiveScore():
-            return NormedAdditiveScore(query_dim, memory_dim, config.dim)
-        case schema.ConcatScore():
-            return ConcatScore(query_dim, memory_dim, config.dim, config.layers)
-        case schema.CosineScore():
-            return CosineScore(query_dim, memory_dim, config.initial_strength)
-        case schema.LocationScore():
-            return LocationScore(query_dim, config.max_positions)
-        case schema.LocationAwareScore():
-            return LocationAwareScore(query_dim, memory_dim, config.dim, config.filters, config.width)
-        case schema.GaussianMixtureScore():
-            return GaussianMixtureScore(query_dim, config.components)
-
-
-def _window(config: schema.Window, query_dim: int) -> Window:
-    match config:
-        case schema.GlobalWindow():
-            return GlobalWindow()
-        case schema.LocalMonotonicWindow():
-            return LocalMonotonicWindow(config.reach)
-        case schema.LocalPredictiveWindow():
-            return LocalPredictiveWindow(config.reach, query_dim, config.dim)
-
-
-def _normalizer(config: schema.Normalizer) -> Normalizer:  # noqa: PLR0911
-    match config:
-        case schema.Softmax():
-            return SoftmaxNormalizer(config.temperature)
-        case schema.Sparsemax():
-            return SparsemaxNormalizer()
-        case schema.Entmax15():
-            return EntmaxNormalizer()
-        case schema.FirstOrder():
-            return FirstOrderNormalizer(config.reach, config.monotonic)
-        case schema.Monotonic() | schema.Mocha():
-            return MonotonicNormalizer(config.noise, config.initial_offset, config.outside_training == "expected")
-        case schema.LinearChain():
-            return LinearChainNormalizer()
-        case schema.Fertility():
-            return FertilityNormalizer(config.fertility)
-
-
-def _alignment(config: schema.Alignment) -> Alignment | None:
-    match config:
-        case schema.Expected():
-            return None
-        case schema.Sampled():
-            return SampledAlignment(config.soft_share)
-        case schema.StraightThrough():
-            return StraightThroughAlignment(config.temperature)
-        case schema.Marginal() | schema.Variational() | schema.Posterior():
-            return Alignment()
+def _part(table: Mapping[type[Section], type[Part]], section: Section, **sizes: int) -> Part:
+    """Call the class that the table has for a section with those of the sizes and settings that it takes, by name."""
+    part = table[type(section)]
+    values = sizes | dict(section)
+    return part(**{name: values[name] for name in signature(part).parameters if name in values})

@@ -76,7 +76,18 @@ def to_safetensors(state: Mapping[str, Any]) -> bytes:
             aliases[name] = owner
     values = {key: value for key, value in state.items() if key != "model"} | {"aliases": aliases}
     text = json.dumps(values, sort_keys=True)
-    return save_safetensors(tensors, {METADATA: text, "digest": _digest(text, tensors)})
+    return _with_sorted_header(save_safetensors(tensors, {METADATA: text, "digest": _digest(text, tensors)}))
+
+
+def _with_sorted_header(content: bytes) -> bytes:
+    """Sort the header of a safetensors file, so that equal values give equal bytes.
+
+    The library writes the metadata in the order of a hash table, which is random.
+    """
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.dumps(json.loads(content[8:start]), sort_keys=True, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)  # as the library does, so that tensors are aligned
+    return len(header).to_bytes(8, "little") + header + content[start:]
 
 
 def _from_safetensors(path: Path) -> dict[str, Any]:

@@ -134,7 +134,7 @@ class ModelInfo(Message):
     window: str | None
     monotonic: bool
     parameters: int
-    bleu: float | None
+    score: str | None  # by the first of evaluation.metrics, such as "BLEU 35.2"
     beam_size: int
     length_penalty: str | None
     alpha: float | None

@@ -14,6 +14,7 @@ from nmt.attention.attention import MultiHeadAttention
 from nmt.config.compose import merge_search
 from nmt.config.errors import UserError, user_path
 from nmt.config.schema.model import ScoredAttention
+from nmt.evaluate.metrics import METRICS
 from nmt.serve.messages import ModelInfo
 from nmt.system.run import RunDirectory, load_config, read_json, runs_below
 from nmt.translate.guidance import prefix_tokens
@@ -159,7 +160,7 @@ def _info(name: str, runs: Sequence[str], translator: Translator, max_beam_size:
         window=single.window.kind if single is not None and single.window.kind != "global" else None,
         monotonic=single is not None and single.normalizer.kind in {"monotonic", "mocha"},
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        bleu=_bleu(directory) if alone else None,
+        score=_score(directory) if alone else None,
         beam_size=translator.method.beam_size,
         length_penalty=getattr(settings, "length_penalty", None),
         alpha=getattr(settings, "alpha", None),
@@ -169,11 +170,15 @@ def _info(name: str, runs: Sequence[str], translator: Translator, max_beam_size:
     )
 
 
-def _bleu(directory: RunDirectory) -> float | None:
-    """Read the recorded BLEU on the test set or, without one, on the validation set; None if neither is recorded."""
+def _score(directory: RunDirectory) -> str | None:
+    """Read the recorded score on the test set or, without one, on the validation set, by the run's first metric."""
     results = read_json(directory.results)
-    scores = [results[split].get("bleu") for split in ("test", "validation") if isinstance(results.get(split), dict)]
-    return next((score for score in scores if isinstance(score, float | int) and math.isfinite(score)), None)
+    for split in ("test", "validation"):
+        for name, metric in METRICS.items():
+            score = results.get(split, {}).get(name)
+            if isinstance(score, float | int) and math.isfinite(score):
+                return f"{metric.heading} {score:.1f}"
+    return None
 
 
 def _examples(directory: RunDirectory) -> list[str]:

@@ -232,33 +232,36 @@ def address(listening: socket.socket) -> str:
 
 
 class Connection(H11Protocol):
-    """A connection that is closed if no request arrives on it in time. uvicorn itself would wait for the headers of a
-    request forever."""
+    """A connection that is cut if its client keeps it waiting: for a request, or for the client to read the answer.
+    uvicorn itself waits for both forever."""
 
     def __init__(self, seconds: float, **of_uvicorn: Any) -> None:  # noqa: ANN401
-        """seconds: the time between two checks. A request whose headers take twice as long is always too late."""
+        """seconds: the time between two checks. A client that takes twice as long is always too late."""
         super().__init__(**of_uvicorn)
         self.seconds = seconds
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the checks whether requests arrive in time."""
+        """Start the checks of the client."""
         super().connection_made(transport)
-        self._checked, self._check = self.cycle, self.loop.call_later(self.seconds, self._close_if_idle)
+        self._waited: tuple[object, ...] = (self.cycle,)
+        self._check = self.loop.call_later(self.seconds, self._cut_if_stalled)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the checks."""
         self._check.cancel()
         super().connection_lost(exc)
 
-    def _close_if_idle(self) -> None:
-        """Close the connection if its last request was answered before the last check and no other has arrived since;
-        else plan the next check."""
+    def _cut_if_stalled(self) -> None:
+        """Cut the connection if it waited for the client at the last check and still does, with no new request between
+        the two; else plan the next check."""
         answered = self.cycle is None or self.cycle.response_complete
-        if answered and self.cycle is self._checked:
-            self.transport.close()
+        unread = self.transport.is_closing() or self.flow.write_paused  # a closing transport first sends what it holds
+        waits = (self.cycle,) if answered or unread else ()
+        if waits and waits == self._waited:
+            self.transport.abort()
             return
-        self._checked = self.cycle if answered else None  # type: ignore[assignment]
-        self._check = self.loop.call_later(self.seconds, self._close_if_idle)
+        self._waited = waits
+        self._check = self.loop.call_later(self.seconds, self._cut_if_stalled)
 
 
 def run(app: ASGIApp, listening: socket.socket, connections: int, seconds: float) -> None:

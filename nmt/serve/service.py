@@ -28,8 +28,9 @@ from nmt.serve.messages import (
 )
 from nmt.serve.models import ServedModel
 from nmt.serve.server import Metrics
-from nmt.translate.beam import Node
-from nmt.translate.translator import Translation, Translator
+from nmt.translate.selection import Node
+from nmt.translate.translation import Translation
+from nmt.translate.translator import Translator
 
 PATIENCE = 10  # while sentences keep arriving, a free thread waits for at most this many times `QueueSettings.wait`
 IMPOSSIBLE = -1e9  # stands for -infinity, which JSON cannot express
@@ -231,7 +232,9 @@ class Service:
     ) -> list[list[Translation]]:
         targets = [target] if isinstance(target, str) else target
         if len(targets) != len(texts):
-            raise UserError(f"target: {len(targets)} translations of {len(texts)} texts")
+            raise UserError(
+                f"target: one translation of each text is expected, {len(texts)} in all, not {len(targets)}"
+            )
         tokens = [
             max(model.count_tokens(line, f"target {number}", "target"), model.count_tokens(text, f"text {number}"))
             for number, (text, line) in enumerate(zip(texts, targets, strict=True), 1)

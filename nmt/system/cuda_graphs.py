@@ -5,7 +5,6 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
 T = TypeVar("T")
 
@@ -16,7 +15,6 @@ class CUDARecorder:
     def __init__(self, device: torch.device) -> None:
         self.device, self.pool = device, torch.cuda.graph_pool_handle()
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self.usable = True  # set it to False when recording has failed
 
     def compute(self, work: Callable[[], T]) -> T:
         """Do, without recording, the work that will be recorded next, on the stream that will record it."""
@@ -50,18 +48,6 @@ class CUDARecorder:
         # "thread_local" lets other threads call CUDA, because a thread of NCCL queries NCCL's progress at any time.
         with torch.cuda.graph(graph, pool=pool, stream=self.stream, capture_error_mode="thread_local"):
             return work()
-
-    def to_host(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """Start to copy a tensor to the host, and return a function that waits for the copy and returns it."""
-        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
-        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        copied.record(torch.cuda.current_stream(self.device))
-
-        def wait() -> Tensor:
-            copied.synchronize()
-            return host
-
-        return wait
 
 
 def reason_of(error: BaseException) -> str:

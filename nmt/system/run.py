@@ -23,8 +23,8 @@ from pydantic import BaseModel, ConfigDict
 from nmt import DISTRIBUTION
 from nmt.config import schema
 from nmt.config.compose import flatten, validated
-from nmt.config.errors import UserError, for_shell, format_value, is_unused, override_values, user_path
-from nmt.config.schema import CHANGEABLE_KEYS, LENGTH_KEYS, NO_EFFECT_KEYS
+from nmt.config.errors import UserError, for_shell, format_value, override_values, user_path
+from nmt.config.schema.commands import CHANGEABLE_KEYS, LENGTH_KEYS, NO_EFFECT_KEYS
 from nmt.system import files
 from nmt.system.files import unpacked
 
@@ -85,7 +85,7 @@ class RunDirectory:
         self.tensorboard = self.path / "tensorboard"
         # Folders; the comments list their files.
         self.checkpoints = self.path / "checkpoints"  # last.pt, best.safetensors
-        self.hypotheses = self.path / "hypotheses"  # <split>.txt, <split>.statistics.safetensors
+        self.hypotheses = self.path / "hypotheses"  # <split>.txt
         self.data = self.path / "data"  # <split>.{source,target,alignments}
         self.alignments = self.path / "alignments"  # <split>.{translations,references}.pharaoh, <split>.words.jsonl
         self._lock: int | None = None
@@ -252,9 +252,9 @@ class RunDirectory:
         values = {key: value for key, value in saved.items() if key not in ignored}
         values["corpus"] = self.read_manifest().get("data", {}).get("content")
         start = self.first_start()
-        values["training.start_from"] = start.get("start_from", {}).get("system", saved.get("training.start_from"))
+        values["training.start_from"] = start.get("start_from", {}).get("system")
         if teachers := start.get("teachers"):
-            values["objective.teachers"] = [teacher.get("system", teacher.get("run")) for teacher in teachers]
+            values["objective.teachers"] = [teacher.get("system") for teacher in teachers]
         return digest(values)
 
     def read_manifest(self) -> dict[str, Any]:
@@ -435,16 +435,7 @@ def load_values(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}{line}: cannot be read as a configuration ({reason})") from None
     if not isinstance(values, dict):
         raise UserError(f"{path}: is not a configuration (expected keys with values)")
-    return without_unused_keys(values)
-
-
-def without_unused_keys(values: Mapping[Any, Any], prefix: str = "") -> dict[Any, Any]:
-    """Drop the keys that nmt has removed since the configuration was saved, and that its run did not use."""
-    return {
-        key: without_unused_keys(value, f"{prefix}{key}.") if isinstance(value, Mapping) else value
-        for key, value in values.items()
-        if not is_unused(f"{prefix}{key}", value)
-    }
+    return values
 
 
 def load_config(path: Path) -> schema.TrainConfig:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from nmt.config.errors import UserError
-from nmt.config.schema.training import LOWER_IS_BETTER
+from nmt.evaluate.metrics import sign_of
 from nmt.model.checkpoints import read_checkpoint, same_form
 from nmt.system.distributed import Interrupted
 
@@ -50,7 +50,7 @@ def check(state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimi
     stopping, (seconds, tokens), (updates, window_tokens, window_seconds) = (
         state[name] for name in ("stopping", "spent", "window")
     )
-    counts = [state[name] for name in ("step", "epoch", "position", "validated", "total_steps")]
+    counts = [state[name] for name in ("step", "epoch", "batch_index", "validated", "total_steps")]
     counts += [*state["bad"], state["logged_step"] + 1, tokens, window_tokens]
     counts += [stopping["best_step"], stopping["waited"]]
     if any(type(count) is not int or count < 0 for count in counts) or min(seconds, window_seconds) < 0:
@@ -88,7 +88,7 @@ class EarlyStopping:
     def update(self, scores: dict[str, float], step: int) -> bool:
         """Record a validation's scores. Returns whether the monitored score is finite and better than all before."""
         score = scores[self.monitor]
-        sign = -1 if self.monitor in LOWER_IS_BETTER else 1
+        sign = sign_of(self.monitor)
         better = math.isfinite(score) and (self.best is None or sign * score > sign * self.best)
         if better:
             self.best, self.best_step, self.waited = score, step, 0

@@ -1,4 +1,4 @@
-"""Writes the numbers and pictures of a run to metrics.jsonl, train.log, TensorBoard, W&B, MLflow and a progress bar."""
+"""Writes the numbers and pictures of a run to metrics.jsonl, train.log, TensorBoard, W&B and a progress bar."""
 
 import json
 import logging
@@ -18,52 +18,53 @@ from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 from tqdm.auto import tqdm
 
-from nmt.config import schema
-from nmt.config.compose import flatten
 from nmt.config.errors import UserError, format_value
+from nmt.config.schema import TrainConfig
+from nmt.config.schema.commands import NO_EFFECT_KEYS
+from nmt.evaluate.metrics import shown
 from nmt.system.files import named_errors, to_json, write_atomically
 from nmt.system.run import SWEEP, RunDirectory, read_json
 from nmt.training.validation import Sample
 from nmt.translate.heatmap import draw_alignment, save, to_array
 
-# The log shows these scores of a validation, in these formats, if they were computed.
-SHOWN = {"chrf": "chrF {:.2f}", "ter": "TER {:.2f}", "comet": "COMET {:.4f}"}
-IDS = "trackers.json"  # in the run directory: the identifiers of the run in W&B and MLflow
-PROJECT = "nmt"  # W&B's project and MLflow's experiment, unless an environment variable of the tracker names another
+WANDB = "wandb.json"  # in the run directory: the identifier of the run in W&B
+EVENTS = "events.out.tfevents"  # TensorBoard's files are named EVENTS.SECOND.HOST.PROCESS.NUMBER
+PROJECT = "nmt"  # W&B's project, unless its environment variable names another
 MAX_TAG = 64  # W&B's limit of a tag's characters
-MAX_PARAMS = 100  # MLflow's limit of parameters in a request
 # Punctuation as character references, which have no meaning in Markdown or HTML.
 ESCAPES = {ord(character): f"&#{ord(character)};" for character in string.punctuation}
 log = logging.getLogger(__name__)
 
 
 class Journal:
-    """Writes every number to metrics.jsonl, TensorBoard, W&B and MLflow, and the most important ones to the log and the
-    progress bar. Use it in a `with` statement."""
+    """Writes every number to metrics.jsonl, TensorBoard and W&B, and the main ones to the log and the progress bar.
 
-    def __init__(self, run: RunDirectory, config: schema.TrainConfig) -> None:
+    Use it in a `with` statement."""
+
+    def __init__(self, run: RunDirectory, config: TrainConfig) -> None:
         self._run, self._config = run, config
         self._events: Any = None  # TensorBoard's writer, whose methods are untyped
-        self._trackers: dict[str, Wandb | MLflow] = {}
+        self._wandb: Wandb | None = None
         self._bar = tqdm(disable=True)
 
     def begin(self, logged_step: int, validated: int, step: int, total_steps: int) -> None:
-        """Open the trackers, TensorBoard's file and the progress bar of a run that continues at `step`.
+        """Open W&B, TensorBoard's file and the progress bar of a run that continues at `step`.
 
         Removes what a killed run wrote after its last checkpoint: lines after step `logged_step` (with -1, all lines),
-        and the lines of validations after step `validated`. Raises UserError if W&B or MLflow refuses the run.
+        and the lines of validations after step `validated`. Raises UserError if W&B refuses the run.
         """
-        loggers, ids = self._config.logger, read_json(self._run.path / IDS)
-        # Trackers are made before the SummaryWriter, because W&B sees only TensorBoard files that are opened later.
-        for name in [name for name in TRACKERS if name in loggers]:
+        if "wandb" in self._config.logger:
+            known_id = read_json(self._run.path / WANDB).get("id")
+            # W&B begins before the SummaryWriter, because it sees only TensorBoard files that are opened later.
             try:
-                self._trackers[name] = TRACKERS[name](self._run, self._config, ids.get(name))
+                self._wandb = Wandb(self._run, self._config, known_id)
             except (Exception, SystemExit) as error:
-                raise UserError(f"logger={name}: cannot be used ({_reason(error)}); train without it") from None
-        if self._trackers:
-            self._run.update_json(self._run.path / IDS, {name: one.id for name, one in self._trackers.items()})
+                raise UserError(f"logger=wandb: cannot be used ({_reason(error)}); train without it") from None
+            self._run.update_json(self._run.path / WANDB, {"id": self._wandb.id})
         truncate_after(self._run.metrics, logged_step, validated)
-        if {"tensorboard", "wandb"} & {*loggers}:
+        if self._config.logger:
+            with named_errors(self._run.tensorboard):
+                sort_before_now(self._run.tensorboard)
             # purge_step hides the events that a killed run wrote after logged_step, so that no curve runs back.
             self._events = SummaryWriter(str(self._run.tensorboard), purge_step=logged_step + 1)
         self._bar = tqdm(
@@ -96,19 +97,15 @@ class Journal:
         )
 
     def validation(self, step: int, epoch: float, values: Mapping[str, float], best: bool) -> None:
-        """Record loss, perplexity, BLEU, the monitored score, and statistics of the attention; log the scores."""
+        """Record loss, perplexity, the metrics, and statistics of the attention; log the scores."""
         self._record(step, epoch, "validation", values)
-        name = "bleu_"
-        parts = [f"{key.removeprefix(name)} {value:.2f}" for key, value in values.items() if key.startswith(name)]
         log.info(
-            "validation at step %d (epoch %.2f): loss %.3f  ppl %.2f  BLEU %.2f%s%s%s%s",
+            "validation at step %d (epoch %.2f): loss %.3f  ppl %.2f  %s%s%s",
             step,
             epoch,
             values["loss"],
             values["perplexity"],
-            values["bleu"],
-            f" ({', '.join(parts)})" if parts else "",
-            "".join(f"  {SHOWN[name].format(values[name])}" for name in SHOWN if name in values),
+            shown(values),
             f"  AER {100 * values['aer']:.1f} %" if "aer" in values else "",
             "  *best*" if best else "",
         )
@@ -167,19 +164,19 @@ class Journal:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Close everything. After an error, W&B and MLflow show the run as resumable.
+        """Close everything. After an error, W&B shows the run as resumable.
 
-        If W&B or MLflow fails now, only warn, because the run's own files are complete.
+        If W&B fails now, only warn, because the run's own files are complete.
         """
         self._bar.close()
         try:
             self._write("close")
         finally:
-            for name, tracker in self._trackers.items():
+            if self._wandb is not None:
                 try:
-                    tracker.end(finished=kind is None)
+                    self._wandb.end(finished=kind is None)
                 except (Exception, SystemExit) as error:
-                    log.warning("logger=%s: does not have the whole run (%s)", name, _reason(error))
+                    log.warning("logger=wandb: does not have the whole run (%s)", _reason(error))
 
     def _record(self, step: int, epoch: float, kind: str, values: Mapping[str, float]) -> None:
         named = {f"{kind}/{name}": value for name, value in values.items() if name != "seconds_left"}
@@ -191,8 +188,6 @@ class Journal:
     def _scalars(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
             self._write("add_scalar", name, value, step)
-        for tracker in self._trackers.values():
-            tracker.scalars(step, values)
 
     def _add_summary(self, part: int, values: Mapping[str, Any]) -> None:
         """Add to TensorBoard's HPARAMS tab: part 1 begins a run with its hyperparameters, part 2 ends it."""
@@ -265,6 +260,19 @@ def truncate_after(path: Path, step: int, validated: int) -> None:
     write_atomically(path, "".join(f"{line}\n" for line in lines).encode("utf-8"))
 
 
+def sort_before_now(folder: Path) -> None:
+    """Rename TensorBoard's files in a folder, if necessary, so that their names sort before that of a file opened now.
+
+    TensorBoard reads files in the order of their names, which begin with the second in which a file was opened. So if
+    the clock was set back, it would take a resumed run's values for older ones, and hide them.
+    """
+    files = sorted(folder.glob(f"{EVENTS}.*"))
+    if files and files[-1].name.removeprefix(f"{EVENTS}.") >= f"{int(time.time()):010d}":
+        for number, file in enumerate(files):
+            _, _, rest = file.name.removeprefix(f"{EVENTS}.").partition(".")
+            file.rename(folder / f"{EVENTS}.{number:010d}.{rest}")
+
+
 def check_packages(loggers: Iterable[str]) -> None:
     """Check that the package of each logger is installed. Raises UserError if one is missing."""
     for name in loggers:
@@ -275,7 +283,7 @@ def check_packages(loggers: Iterable[str]) -> None:
 class Wandb:
     """A run of Weights & Biases (W&B), which reads its values from TensorBoard's files."""
 
-    def __init__(self, run: RunDirectory, config: schema.TrainConfig, known_id: str | None) -> None:
+    def __init__(self, run: RunDirectory, config: TrainConfig, known_id: str | None) -> None:
         import wandb
 
         name, sweep, tags = description_of(run)
@@ -293,56 +301,18 @@ class Wandb:
         )
         self.id = str(self._run.id)
 
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Do nothing, because W&B reads the values from TensorBoard's files."""
-
     def end(self, finished: bool) -> None:
         """Send everything, and mark the run as finished or as resumable."""
         self._run.finish(exit_code=0 if finished else 1)
 
 
-class MLflow:
-    """A run of MLflow, whose library sends the values in a separate thread."""
-
-    def __init__(self, run: RunDirectory, config: schema.TrainConfig, known_id: str | None) -> None:
-        import mlflow
-
-        logging.getLogger("mlflow").setLevel(logging.WARNING)
-        mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT))
-        name, sweep, tags = description_of(run)
-        self._mlflow, self._alignments = mlflow, run.alignments
-        self._sending: Any = None  # sends the latest values; values are sent in order, so that waiting for it is enough
-        begun = mlflow.start_run(run_id=known_id, run_name=name, tags=({"sweep": sweep} if sweep else {}) | tags)
-        self.id = str(begun.info.run_id)
-        params = [] if known_id else [*flatten(config.model_dump(mode="json"))]
-        for start in range(0, len(params), MAX_PARAMS):
-            mlflow.log_params(dict(params[start : start + MAX_PARAMS]))
-
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Add a point to each curve; `values` are named by the curve, such as "train/loss"."""
-        self._sending = self._mlflow.log_metrics(dict(values), step=step, synchronous=False)
-
-    def end(self, finished: bool) -> None:
-        """Send everything, with the heatmaps of a finished run, and mark the run as finished or as resumable."""
-        try:
-            if self._sending is not None:
-                self._sending.wait()
-            if finished and self._alignments.is_dir():
-                self._mlflow.log_artifacts(str(self._alignments), self._alignments.name)
-        finally:
-            self._mlflow.end_run("FINISHED" if finished else "KILLED")
-
-
-TRACKERS: dict[str, type[Wandb | MLflow]] = {"wandb": Wandb, "mlflow": MLflow}
-
-
 def description_of(run: RunDirectory) -> tuple[str, str | None, dict[str, str]]:
-    """Describe a run for a tracker: its name, the name of its sweep or None, and the overrides that affect results.
+    """Describe a run for W&B: its name, the name of its sweep or None, and the overrides that affect results.
 
     The name is the last two parts of the run's path, or in a sweep, its path relative to the sweep.
     """
     path = run.path.resolve()
-    tags = {key: format_value(value) for key, value in run.overrides().items() if key not in schema.NO_EFFECT_KEYS}
+    tags = {key: format_value(value) for key, value in run.overrides().items() if key not in NO_EFFECT_KEYS}
     sweep = next((folder for folder in path.parents if (folder / SWEEP).is_file()), None)
     if sweep is None:
         return "/".join(path.parts[-2:]), None, tags

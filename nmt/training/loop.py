@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nmt.config import schema
 from nmt.config.errors import UserError
-from nmt.evaluate.bleu import perplexity
+from nmt.evaluate.metrics import perplexity
 from nmt.model.checkpoints import BEST, LAST, save_checkpoint
 from nmt.system.run import RunDirectory
 from nmt.training import checkpoint
@@ -75,8 +75,8 @@ class TrainingLoop:
     def fit(self) -> None:
         """Train to the end.
 
-        Raises Interrupted at a signal, and Pruned if the observer returns True. Raises UserError if W&B or MLflow
-        refuses the run, after too many skipped updates, or if a single sentence pair does not fit in memory.
+        Raises Interrupted at a signal, and Pruned if the observer returns True. Raises UserError if W&B refuses
+        the run, after too many skipped updates, or if a single sentence pair does not fit in memory.
         """
         trainer = self.trainer
         begin = partial(self.journal.begin, self.logged_step, self.validated, trainer.step, trainer.total_steps)

@@ -18,7 +18,7 @@ from nmt.config.schema.model import Model
 from nmt.config.schema.training import Distillation
 from nmt.data.prepared import Prepared, Split
 from nmt.data.tokenizer import Tokenizer, Tokenizers
-from nmt.evaluate.bleu import ScoreSettings, nfc, score
+from nmt.evaluate.metrics import ScoreSettings, nfc, score
 from nmt.model.checkpoints import BEST, load_model, new_model
 from nmt.model.seq2seq import Seq2Seq
 from nmt.system.machine import Machine
@@ -65,7 +65,7 @@ def round_trip_bleu(split: Split, tokenizer: Tokenizer, settings: ScoreSettings,
     decoded = nfc([tokenizer.decode(split.target.ids(index).tolist()) for index in chosen])
     if all(line.split() == reference.split() for line, reference in zip(decoded, references, strict=True)):
         return 100.0  # sacreBLEU gives less if no sentence has four words
-    return score(decoded, references, settings, ("bleu",)).bleu
+    return score(decoded, references, settings, ("bleu",))["bleu"]
 
 
 def _remedy(config: schema.TrainConfig, unknown_rate: float) -> str:

@@ -1,4 +1,4 @@
-"""Updates a model's parameters: the `Trainer`, then its moving average, memory limit, optimizer and schedule."""
+"""Updates a model's parameters: the `Trainer`, then its moving average and memory limit."""
 
 import logging
 import math
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from nmt.config import schema
 from nmt.config.errors import UserError
-from nmt.config.schema import training
 from nmt.data.batching import Batch, Batches, Indices
 from nmt.model.seq2seq import Seq2Seq
 from nmt.system.distributed import GradientSum, Interrupted, ProcessGroup, seed_draws
@@ -21,6 +20,7 @@ from nmt.system.machine import Machine, is_out_of_memory, release_memory
 from nmt.training.checkpoint import StopSignals, use_weights
 from nmt.training.graphs import GraphedPasses
 from nmt.training.losses import Objective, Value
+from nmt.training.optimizer import make_optimizer, make_schedule
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Trainer:
         self.seconds_of = dict.fromkeys(("loading", "recording", "validation"), 0.0)
 
         self.optimizer = make_optimizer(config.optimizer, model)
-        self.schedule = Schedule(config.schedule, self.total_steps)
+        self.schedule = make_schedule(config.schedule, self.total_steps)
         self.scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")
         self.max_grad_norm = torch.inf if config.training.max_grad_norm is None else config.training.max_grad_norm
         # The learned baseline of a policy has a separate loss. Its gradient is clipped separately too, because in a
@@ -249,12 +249,12 @@ class Trainer:
             "schedule": self.schedule.state_dict(),
             "step": self.step,
             "epoch": self.epoch,
-            "position": self.batch_index,  # existing checkpoints use this name
+            "batch_index": self.batch_index,
             "too_many": self.memory.too_many,
             "total_steps": self.total_steps,
             "bad": [self.bad.count, self.bad.in_a_row],
             "spent": [self.seconds, self.tokens],
-            "elsewhere": self.seconds_of,  # existing checkpoints use this name
+            "seconds_of": self.seconds_of,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -266,12 +266,12 @@ class Trainer:
         if state["scaler"]:  # empty if the checkpoint was written without fp16
             self.scaler.load_state_dict(state["scaler"])
         self.schedule.load_state_dict(state["schedule"])
-        self.step, self.epoch, self.batch_index = state["step"], state["epoch"], state["position"]
+        self.step, self.epoch, self.batch_index = state["step"], state["epoch"], state["batch_index"]
         self.set_rate(self.step)
         self.memory.too_many = float(state["too_many"])
         self.bad.count, self.bad.in_a_row = state["bad"]
         self.seconds, self.tokens = state["spent"]
-        self.seconds_of |= {name: float(seconds) for name, seconds in state.get("elsewhere", {}).items()}
+        self.seconds_of |= {name: float(seconds) for name, seconds in state["seconds_of"].items()}
         self.plan = self.batches.epoch(self.epoch)
         if self.batch_index > len(self.plan):
             raise ValueError(f"batch {self.batch_index} of {len(self.plan)}")
@@ -401,70 +401,3 @@ class BadUpdates:
                 "with a smaller optimizer.lr or training.max_grad_norm, or with precision=fp32; "
                 "training.start_from=DIR takes over the weights of this run's best checkpoint"
             )
-
-
-def make_optimizer(config: training.Optimizer, model: nn.Module) -> torch.optim.Optimizer:
-    """Make the configured optimizer of all parameters.
-
-    Weight decay applies only to matrices: gains, biases and scalars set scales and offsets, and are too few to overfit.
-    """
-    matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
-    others = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
-    parameters: list[dict[str, Any]] = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
-    options = config.model_dump(exclude={"kind"})
-    match config:
-        case training.Adam():
-            kind = torch.optim.AdamW if config.kind == "adamw" else torch.optim.Adam
-            return kind(parameters, **options, fused=True)
-        case training.SGD():
-            return torch.optim.SGD(parameters, **options)
-        case training.Adadelta():
-            return torch.optim.Adadelta(parameters, **options)
-
-
-class Schedule:
-    """Computes a factor of the learning rate, in [0, 1], for each update: linear warm-up to 1, then as configured."""
-
-    def __init__(self, config: training.Schedule, total_steps: int) -> None:
-        """total_steps: number of the last update, at which a cosine schedule ends."""
-        self.config, self.total_steps = config, total_steps
-        self.reduction = 1.0  # factor of a plateau schedule after its reductions so far
-        self.waited = 0  # number of validations since the last one that improved, or since the last reduction
-
-    def factor(self, step: int) -> float:
-        """Return the factor for update number `step`; `step` is 1 in the first update, and 0 before it."""
-        config = self.config
-        warmup = min(1.0, step / config.warmup_steps) if config.warmup_steps else 1.0
-        since_warmup = max(0, step - config.warmup_steps)
-        match config:
-            case training.ConstantSchedule():
-                return warmup
-            case training.InverseSqrtSchedule():
-                return warmup * math.sqrt(config.warmup_steps / max(step, config.warmup_steps))
-            case training.CosineSchedule():
-                progress = min(1.0, since_warmup / max(1, self.total_steps - config.warmup_steps))
-                height = 0.5 * (1 + math.cos(math.pi * progress))
-                return warmup * (config.min_factor + (1 - config.min_factor) * height)
-            case training.StepSchedule():
-                drops = 0 if step <= config.start else 1 + (step - config.start - 1) // config.every
-                return float(warmup * config.factor**drops)
-            case training.PlateauSchedule():
-                return warmup * self.reduction
-
-    def observe(self, improved: bool) -> None:
-        """Record whether a validation improved. A plateau schedule reduces its factor after more than `patience`
-        validations in a row without improvement; other schedules ignore them."""
-        if not isinstance(self.config, training.PlateauSchedule):
-            return
-        self.waited = 0 if improved else self.waited + 1
-        if self.waited > self.config.patience:
-            self.reduction = max(self.config.min_factor, self.reduction * self.config.factor)
-            self.waited = 0
-
-    def state_dict(self) -> dict[str, float | int]:
-        """Return what a checkpoint must store: a plateau schedule's factor and its validations without improvement."""
-        return {"reduction": self.reduction, "waited": self.waited}
-
-    def load_state_dict(self, state: dict[str, float | int]) -> None:
-        """Restore the result of state_dict."""
-        self.reduction, self.waited = float(state["reduction"]), int(state["waited"])

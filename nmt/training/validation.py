@@ -2,30 +2,22 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nmt.config import schema
 from nmt.config.errors import UserError
 from nmt.config.schema.training import Validation as ValidationConfig
 from nmt.data.batching import Batches, Indices
-from nmt.evaluate.bleu import METRICS, ScoreSettings, perplexity
-from nmt.evaluate.evaluation import Comet, align, evaluate
+from nmt.evaluate.evaluation import align, evaluate
+from nmt.evaluate.metrics import METRICS, ScoreSettings, perplexity
 from nmt.explain.explanation import Explanation, attention_statistics, explain
 from nmt.ops.layers import evaluation_mode
 from nmt.system.machine import retry_in_halves
-from nmt.translate.translator import Progress, Translation, Translator
-
-
-def monitored_comet(config: schema.TrainConfig, device: torch.device) -> Comet | None:
-    """Load the COMET model if the run monitors COMET. Raises UserError if it or its package is missing."""
-    if config.validation.monitor != "comet":
-        return None
-    return Comet(config.validation.comet_model, "validation.comet_model", device)
+from nmt.translate.translation import Translation
+from nmt.translate.translator import Progress, Translator
 
 
 class Sample(NamedTuple):
@@ -40,8 +32,8 @@ class Sample(NamedTuple):
 class Validation(NamedTuple):
     """The outcome of a validation."""
 
-    # Negative log-likelihood in nats per token ("loss"), perplexity, BLEU and the monitored metric. For a model with
-    # attention also the entropy of the weights, the weight on </s>, and AER if there are gold alignments.
+    # Negative log-likelihood in nats per token ("loss"), perplexity, the first metric and the monitored one. For a
+    # model with attention also the entropy of the weights, the weight on </s>, and AER if there are gold alignments.
     scores: dict[str, float]
     samples: list[Sample]  # empty on other processes than rank 0
 
@@ -54,12 +46,11 @@ class Validator:
         batches: Batches,
         translator: Translator,
         settings: ScoreSettings,
-        comet: Comet | None,
         config: ValidationConfig,
         progress: Progress,
     ) -> None:
-        """batches: batches of the validation split; comet: the COMET model on rank 0 if COMET is monitored, else None;
-        progress: called after each batch with its number of sentences, and may raise an error to end the validation.
+        """batches: batches of the validation split; progress: called after each batch with its number of sentences, and
+        may raise an error to end the validation.
 
         Raises UserError if AER is monitored and the split has no gold alignments.
         """
@@ -69,8 +60,8 @@ class Validator:
                 "data.alignments, or monitor bleu or loss"
             )
         self.batches, self.plan, self.translator = batches, batches.epoch(0), translator
-        self.settings, self.comet, self.config, self.progress = settings, comet, config, progress
-        self.metrics = {"bleu", config.monitor} & set(METRICS)
+        self.settings, self.config, self.progress = settings, config, progress
+        self.metrics = [name for name in METRICS if name in (settings.metrics[0], config.monitor)]
         self.sources, self.references = batches.split.source.lines(), batches.split.target.lines()
 
     def __call__(self, pairs: Indices | None = None) -> Validation:
@@ -87,13 +78,7 @@ class Validator:
 
         nll, tokens = self._loss(plan)
         evaluation = evaluate(self.translator, sources, references, self.settings, self.metrics, self.progress)
-        scores = {"loss": nll / tokens, "perplexity": perplexity(nll, tokens)}
-        metrics = [metric for metric in METRICS if metric in self.metrics]
-        scores |= {metric: getattr(evaluation.scores, metric) for metric in metrics}
-        if self.config.monitor == "comet":
-            scores["comet"] = self.translator.group.on_main(
-                lambda: self._comet(sources, evaluation.hypotheses, references)
-            )
+        scores = {"loss": nll / tokens, "perplexity": perplexity(nll, tokens), **evaluation.scores}
         alignments = [result.alignment for result in evaluation.translations if result.alignment is not None]
         if alignments:
             statistics = attention_statistics(alignments)
@@ -106,10 +91,6 @@ class Validator:
         if self.translator.group.is_main:
             samples = pick_samples(self.translator, sources, references, evaluation.translations, self.config)
         return Validation(scores, samples)
-
-    def _comet(self, sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]) -> float:
-        assert self.comet is not None
-        return fmean(self.comet(sources, hypotheses, references, self.progress))
 
     @torch.no_grad()
     def _loss(self, plan: Sequence[Indices]) -> tuple[float, int]:

@@ -1,10 +1,13 @@
-"""Translates sentences.
+"""Translates sentences. Each file imports only files that stand above it in this list.
 
-Begin with `translator.py`, the Python API. It encodes lines, makes batches, and builds the search method.
-`prepared_model.py` prepares the model for search. `guidance.py` encodes prefixes, constraints and other controls.
-
-`search.py` has what all search methods share; `make_search` in `translator.py` chooses the method. CONTRIBUTING.md
-shows in five steps how to add a method. `beam.py` has beam search, `sampling.py` greedy search, sampling and minimum
-Bayes risk. `phrases.py` has constraints and forbidden phrases, `shortlist.py` the tokens that a search may use.
-`heatmap.py` draws attention.
+- `similarity.py`, `heatmap.py` and `prepared_model.py` import no other file of this subpackage. They have the utilities
+  of minimum Bayes risk, pictures of attention, and a model prepared for search.
+- `translation.py` is one translation. `ranking.py` finds the best candidates, `shortlist.py` the tokens that a search
+  may use, `forbidden.py` the tokens that would complete a forbidden phrase.
+- `search.py` has what a search method gets and returns, `steps.py` what all methods do at each step.
+- `selection.py` scores the hypotheses of a beam and chooses among them, `constraints.py` so that they meet phrases.
+  `beam.py` has beam search; `sampling.py` has greedy search, sampling and minimum Bayes risk, and the table of all
+  searches. CONTRIBUTING.md shows in five steps how to add a search.
+- `guidance.py` encodes prefixes, constraints and other controls.
+- `translator.py` is the Python API. Begin with it: it encodes lines, makes batches, and searches them.
 """

@@ -1,7 +1,7 @@
 """What a user controls in translations besides the search: how they start, which phrases must or must not appear, and
 where each step attends.
 
-`make_guidance` turns the user's text into tokens for the search.
+A `Guide` turns the user's text into tokens for the search.
 """
 
 import logging
@@ -11,18 +11,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypedDict
+from typing import Any, TypedDict
 from unicodedata import normalize
 
 import numpy as np
 
 from nmt.config.errors import UserError, format_value, nearest
-from nmt.data.tokenizer import Tokenizer, join
-from nmt.translate.phrases import Forbidden, kind_of, occurrences
-from nmt.translate.search import Attend, Guidance
-
-if TYPE_CHECKING:
-    from nmt.translate.translator import Translator
+from nmt.data.tokenizer import Tokenizer, Tokenizers, join
+from nmt.translate.constraints import occurrences
+from nmt.translate.forbidden import Forbidden, kind_of
+from nmt.translate.search import Attend, Guidance, Search, longest
 
 log = logging.getLogger(__name__)
 ROUNDING = 1e-3  # the user's attention weights of a step may sum to at most 1 plus this
@@ -54,106 +52,143 @@ class Controls(TypedDict, total=False):
     word is also forbidden if its first pieces spell the phrase."""
 
 
-def make_guidance(
-    translator: "Translator",
-    lines: Sequence[str],
-    sources: Sequence[list[int]],
-    controls: Controls,
-    first_line: int = 1,
-) -> Guidance:
-    """Encode the controls of these lines, whose tokens are `sources`.
+@dataclass(frozen=True)
+class Guide:
+    """Encodes the controls of lines for a search method and a model."""
 
-    Warnings number the lines from `first_line`. Raises UserError for controls that are wrong or that the search method
-    or the model does not support, and TypeError for a string in place of a list of phrases.
-    """
-    for name in controls.keys() - Controls.__annotations__.keys():
-        hint = nearest(name, Controls.__annotations__) or "; search settings belong to Translator.load(search={...})"
-        raise UserError(f"{name}: unknown argument of a translation{hint}")
-    for name, value in (("attend", controls.get("attend")), ("glossary", controls.get("glossary"))):
-        if not isinstance(value or {}, Mapping):
-            raise TypeError(f"{name}: a dictionary is expected, not {type(value).__name__}")
-    guidance = steer(translator, [source for source in sources if len(source) > 1], controls.get("attend"))
-    if not controls.keys() - {"attend"}:
-        return guidance
-    _check(controls, len(lines), translator)
-    tokenizers, forbidden = translator.tokenizers, None
-    if phrases := controls.get("forbidden"):
-        forbidden = _forbidden(tokenizers.target, tuple(phrases))
-    wanted = [_counted(phrases, tokenizers.target) for phrases in controls.get("constraints") or [[]] * len(lines)]
-    if pairs := controls.get("glossary"):
-        glossary = _glossary(tuple(pairs.items()), tokenizers.source.lowercase)
-        # If constraints and glossary both name a phrase, the larger of its two counts holds.
-        wanted = [
-            counts | _counted(glossary.targets(_read(translator, line, source)), tokenizers.target)
-            for counts, line, source in zip(wanted, lines, sources, strict=True)
-        ]
-    starts: Sequence[str | Sequence[str]] = controls.get("prefixes") or [controls.get("prefix") or ""] * len(lines)
-    prefixes, constraints = [], []
-    for number, (source, start, counts) in enumerate(zip(sources, starts, wanted, strict=True), first_line):
-        prefix, encoded, problems = _encode(translator, source, start, counts, forbidden)
-        prefixes.append(prefix)
-        constraints.append(encoded)
-        if problems:
-            log.warning("line %d: translated without %s", number, "; without ".join(problems))
-    return guidance._replace(
-        prefixes=prefixes if any(prefixes) else (),
-        constraints=constraints if any(constraints) else (),
-        forbidden=forbidden,
-    )
+    tokenizers: Tokenizers
+    method: Search[Any]
+    attends: bool  # whether the model has an attention, which can be steered
 
+    def make(
+        self, lines: Sequence[str], sources: Sequence[list[int]], controls: Controls, first_line: int = 1
+    ) -> Guidance:
+        """Encode the controls of these lines, whose tokens are `sources`.
 
-def _check(controls: Controls, lines: int, translator: "Translator") -> None:
-    """Raise UserError or TypeError for controls that are wrong or that the search method does not support."""
-    method, constraints, prefix = translator.method, controls.get("constraints") or [], controls.get("prefix") or ""
-    if (any(constraints) or controls.get("glossary")) and not method.takes_constraints:
-        raise UserError(
-            f"constraints and glossary need search=beam, but this search is {method.settings.kind}; use search=beam"
+        Warnings number the lines from `first_line`. Raises UserError for controls that are wrong or that the search
+        method or the model does not support, and TypeError for a string in place of a list of phrases.
+        """
+        for name in controls.keys() - Controls.__annotations__.keys():
+            hint = (
+                nearest(name, Controls.__annotations__) or "; search settings belong to Translator.load(search={...})"
+            )
+            raise UserError(f"{name}: unknown argument of a translation{hint}")
+        for name, value in (("attend", controls.get("attend")), ("glossary", controls.get("glossary"))):
+            if not isinstance(value or {}, Mapping):
+                raise TypeError(f"{name}: a dictionary is expected, not {type(value).__name__}")
+        guidance = self.steer([source for source in sources if len(source) > 1], controls.get("attend"))
+        if not controls.keys() - {"attend"}:
+            return guidance
+        self._check(controls, len(lines))
+        tokenizers, forbidden = self.tokenizers, None
+        if phrases := controls.get("forbidden"):
+            forbidden = _forbidden(tokenizers.target, tuple(phrases))
+        wanted = [_counted(phrases, tokenizers.target) for phrases in controls.get("constraints") or [[]] * len(lines)]
+        if pairs := controls.get("glossary"):
+            glossary = _glossary(tuple(pairs.items()), tokenizers.source.lowercase)
+            # If constraints and glossary both name a phrase, the larger of its two counts holds.
+            wanted = [
+                counts | _counted(glossary.targets(self._read(line, source)), tokenizers.target)
+                for counts, line, source in zip(wanted, lines, sources, strict=True)
+            ]
+        starts: Sequence[str | Sequence[str]] = controls.get("prefixes") or [controls.get("prefix") or ""] * len(lines)
+        prefixes, constraints = [], []
+        for number, (source, start, counts) in enumerate(zip(sources, starts, wanted, strict=True), first_line):
+            prefix, encoded, problems = self._encode(source, start, counts, forbidden)
+            prefixes.append(prefix)
+            constraints.append(encoded)
+            if problems:
+                log.warning("line %d: translated without %s", number, "; without ".join(problems))
+        return guidance._replace(
+            prefixes=prefixes if any(prefixes) else (),
+            constraints=constraints if any(constraints) else (),
+            forbidden=forbidden,
+            boundary=tokenizers.target.boundary,
         )
-    if any(isinstance(phrases, str) for phrases in (controls.get("forbidden"), constraints, *constraints)):
-        raise TypeError("constraints and forbidden: a list of phrases is expected, not a string")
-    for key, values in (("constraints", controls.get("constraints")), ("prefixes", controls.get("prefixes"))):
-        if values is not None and len(values) != lines:
-            raise UserError(f"{key}: {len(values)} for {lines} lines; give one for each line")
-    if prefix and controls.get("prefixes") is not None:
-        raise UserError("prefix starts all translations, and prefixes each of them; give only one of the two")
-    target = translator.tokenizers.target
-    if isinstance(prefix, str) and target.unk in prefix_tokens(target, prefix):
-        raise UserError(f"prefix: {_quoted(prefix)} holds characters that the tokenizer does not know")
 
+    def _check(self, controls: Controls, lines: int) -> None:
+        """Raise UserError or TypeError for controls that are wrong or that the search method does not support."""
+        method, constraints, prefix = self.method, controls.get("constraints") or [], controls.get("prefix") or ""
+        if (any(constraints) or controls.get("glossary")) and not method.takes_constraints:
+            raise UserError(
+                f"constraints and glossary need search=beam, but this search is {method.settings.kind}; use search=beam"
+            )
+        if any(isinstance(phrases, str) for phrases in (controls.get("forbidden"), constraints, *constraints)):
+            raise TypeError("constraints and forbidden: a list of phrases is expected, not a string")
+        for key, values in (("constraints", controls.get("constraints")), ("prefixes", controls.get("prefixes"))):
+            if values is not None and len(values) != lines:
+                raise UserError(f"{key}: one for each line is expected, {lines} in all, not {len(values)}")
+        if prefix and controls.get("prefixes") is not None:
+            raise UserError("prefix starts all translations, and prefixes each of them; give only one of the two")
+        target = self.tokenizers.target
+        if isinstance(prefix, str) and target.unk in prefix_tokens(target, prefix):
+            raise UserError(f"prefix: {_quoted(prefix)} holds characters that the tokenizer does not know")
 
-def _encode(
-    translator: "Translator",
-    source: Sequence[int],
-    start: str | Sequence[str],
-    phrases: Mapping["Phrase", int],
-    forbidden: Forbidden | None,
-) -> tuple[list[int], list[list[int]], list[str]]:
-    """Encode a line's prefix and its constraints. Each constraint is listed as often as it must appear.
+    def _encode(
+        self,
+        source: Sequence[int],
+        start: str | Sequence[str],
+        phrases: Mapping["Phrase", int],
+        forbidden: Forbidden | None,
+    ) -> tuple[list[int], list[list[int]], list[str]]:
+        """Encode a line's prefix and its constraints. Each constraint is listed as often as it must appear.
 
-    An impossible prefix or constraint is left out, and the third result, a list of messages, says why.
-    """
-    target, limit = translator.tokenizers.target, translator.limit(len(source))
-    if len(source) == 1:
-        return [], [], ["its prefix and constraints, as the line is empty"] if start or phrases else []
-    prefix, problems = prefix_tokens(target, start), []
-    # A prefix of pieces is not checked: it may come from another translation, with <unk>.
-    if prefix and isinstance(start, str) and (problem := _problem(prefix, target, forbidden)):
-        prefix, problems = [], [f"its prefix {_quoted(start)}, which {problem}"]
-    room, constraints = max(0, limit - len(prefix) - 1), []
-    for phrase, times in phrases.items():
-        tokens = list(phrase.tokens)
-        if problem := _problem(tokens, target, forbidden):
-            problems.append(f"{_quoted(phrase.text)}, which {problem}")
-            continue
-        needed = len(tokens) * max(0, times - occurrences(prefix, tokens, translator.boundary))
-        if needed > room:
-            after = " after its prefix" if prefix else ""
-            reason = f"for which the limit of {limit} tokens (search.max_length, search.max_ratio) leaves no room"
-            problems.append(f"{_quoted(phrase.text)}, {reason}{after}")
-            continue
-        room -= needed
-        constraints += [tokens] * times
-    return prefix, constraints, problems
+        An impossible prefix or constraint is left out, and the third result, a list of messages, says why.
+        """
+        target, limit = self.tokenizers.target, longest(self.method.settings, len(source))
+        if len(source) == 1:
+            return [], [], ["its prefix and constraints, as the line is empty"] if start or phrases else []
+        prefix, problems = prefix_tokens(target, start), []
+        # A prefix of pieces is not checked: it may come from another translation, with <unk>.
+        if prefix and isinstance(start, str) and (problem := _problem(prefix, target, forbidden)):
+            prefix, problems = [], [f"its prefix {_quoted(start)}, which {problem}"]
+        room, constraints = max(0, limit - len(prefix) - 1), []
+        for phrase, times in phrases.items():
+            tokens = list(phrase.tokens)
+            if problem := _problem(tokens, target, forbidden):
+                problems.append(f"{_quoted(phrase.text)}, which {problem}")
+                continue
+            needed = len(tokens) * max(0, times - occurrences(prefix, tokens, target.boundary))
+            if needed > room:
+                after = " after its prefix" if prefix else ""
+                reason = f"for which a length of at most {limit} (search.max_length, search.max_ratio) leaves no room"
+                problems.append(f"{_quoted(phrase.text)}, {reason}{after}")
+                continue
+            room -= needed
+            constraints += [tokens] * times
+        return prefix, constraints, problems
+
+    def _read(self, line: str, source: Sequence[int]) -> str:
+        """Return the part of a line that its tokens `source` hold: the model does not read what was cut off."""
+        if len(source) < self.method.settings.max_source_length:
+            return line
+        return join(self.tokenizers.source.surfaces([line])[0][: len(source) - 1])
+
+    def steer(self, sources: Sequence[list[int]], attend: Attend | None) -> Guidance:
+        """Return the guidance that steers the attention in translations of these sources. Raises UserError if the model
+        has no attention or `attend` does not fit a source."""
+        if not attend:
+            return Guidance()
+        if not self.attends:
+            raise UserError("attend: the run has no attention to steer")
+        for source in sources:
+            _check_attend(attend, len(source))
+        return Guidance(attend=attend)
+
+    def warn_of_unmet(self, guidance: Guidance, pieces: Sequence[Sequence[str]], first_line: int = 1) -> None:
+        """Warn of each translation, given as pieces, in which the search has not met all constraints."""
+        target = self.tokenizers.target
+        for number, (of_line, phrases) in enumerate(zip(pieces, guidance.constraints, strict=True), first_line):
+            tokens = [token for token in map(target.id_of, of_line) if token is not None]
+            counted = Counter(map(tuple, phrases))
+            unmet = [phrase for phrase, n in counted.items() if occurrences(tokens, phrase, target.boundary) < n]
+            if unmet:
+                log.warning(
+                    "line %d: nothing found with %s up to the limit of the length; raise search.max_length or "
+                    "search.max_ratio, or forbid less",
+                    number,
+                    ", ".join(_quoted(target.decode(phrase)) for phrase in unmet),
+                )
 
 
 def _problem(tokens: Sequence[int], target: Tokenizer, forbidden: Forbidden | None) -> str | None:
@@ -178,25 +213,6 @@ def _counted(phrases: Iterable[str], target: Tokenizer) -> Counter[Phrase]:
     return Counter(Phrase(tuple(target.encode_phrase(text)), text) for text in texts)
 
 
-def _read(translator: "Translator", line: str, source: Sequence[int]) -> str:
-    """Return the part of a line that its tokens `source` hold: the model does not read what was cut off."""
-    if len(source) < translator.settings.max_source_length:
-        return line
-    return join(translator.tokenizers.source.surfaces([line])[0][: len(source) - 1])
-
-
-def steer(translator: "Translator", sources: Sequence[list[int]], attend: Attend | None) -> Guidance:
-    """Return the guidance that steers the attention in translations of these sources. Raises UserError if the model has
-    no attention or `attend` does not fit a source."""
-    if not attend:
-        return Guidance()
-    if not translator.model.attends:
-        raise UserError("attend: the run has no attention to steer")
-    for source in sources:
-        _check_attend(attend, len(source))
-    return Guidance(attend=attend)
-
-
 def _check_attend(attend: Attend, length: int) -> None:
     """Raise UserError unless the steps and weights of `attend` fit a source sentence of `length` tokens."""
     for step, target in attend.items():
@@ -209,28 +225,12 @@ def _check_attend(attend: Attend, length: int) -> None:
                 )
             continue
         if len(target) != length:
-            raise UserError(f"attend: step {step} has {len(target)} weights for {length} source tokens")
+            raise UserError(
+                f"attend: step {step} needs a weight for each source token, {length} in all, not {len(target)}"
+            )
         total = sum(target)
         if not all(weight >= 0 for weight in target) or not math.isfinite(total) or total > 1 + ROUNDING:
             raise UserError(f"attend: the weights of step {step} must not be negative, nor sum to more than 1")
-
-
-def warn_of_unmet(
-    translator: "Translator", guidance: Guidance, pieces: Sequence[Sequence[str]], first_line: int = 1
-) -> None:
-    """Warn of each translation, given as pieces, in which the search has not met all constraints."""
-    target = translator.tokenizers.target
-    for number, (of_line, phrases) in enumerate(zip(pieces, guidance.constraints, strict=True), first_line):
-        tokens = [token for token in map(target.id_of, of_line) if token is not None]
-        counted = Counter(map(tuple, phrases))
-        unmet = [phrase for phrase, n in counted.items() if occurrences(tokens, phrase, translator.boundary) < n]
-        if unmet:
-            log.warning(
-                "line %d: nothing found with %s up to the limit of the length; raise search.max_length or "
-                "search.max_ratio, or forbid less",
-                number,
-                ", ".join(_quoted(target.decode(phrase)) for phrase in unmet),
-            )
 
 
 def prefix_tokens(tokenizer: Tokenizer, prefix: str | Sequence[str], field: str = "prefix") -> list[int]:
@@ -284,7 +284,7 @@ def _forbidden(tokenizer: Tokenizer, phrases: tuple[str, ...]) -> Forbidden:
     """
     encoded = [tokenizer.encode_phrase(phrase) for phrase in phrases]
     spelled = ["".join(tokenizer.pieces(tokens)) for tokens in encoded if tokenizer.unk not in tokens]
-    return Forbidden.spelled(spelled, tokenizer.vocabulary())
+    return Forbidden(spelled, tokenizer.vocabulary())
 
 
 def _quoted(phrase: str) -> str:

@@ -1,26 +1,26 @@
-"""Greedy search, sampling and minimum Bayes risk decoding. `rollout` extends each hypothesis on its own, without a
-beam.
+"""Greedy search, sampling and minimum Bayes risk decoding, and the table of all searches. `rollout` extends each
+hypothesis on its own, without a beam.
 
 Shapes: N active rows, V' padded vocabulary, C candidates for the next token.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from nmt.config import schema
 from nmt.config.errors import UserError
+from nmt.config.schema import training as schema
 from nmt.model.seq2seq import StateT
 from nmt.ops.draws import sampling_draws
-from nmt.translate.beam import Scorer, Selection, beam_search
-from nmt.translate.search import Ending, History, Hypothesis, LogProbs, Mask, Search, SearchBatch
+from nmt.translate.beam import BeamSearch, beam_search
+from nmt.translate.search import Hypothesis, Search, SearchBatch
+from nmt.translate.selection import Scorer, Selection
 from nmt.translate.similarity import mean_utilities
-
-if TYPE_CHECKING:
-    from nmt.translate.translator import Translation
+from nmt.translate.steps import Ending, History, LogProbs, Mask, watches
+from nmt.translate.translation import Translation
 
 
 class GreedySearch(Search[schema.Greedy]):
@@ -64,9 +64,9 @@ class MinimumBayesRisk(Search[schema.MinimumBayesRisk]):
     def check_nbest(self, n: int) -> None:
         size = self.settings.n_candidates
         if n > size:
-            raise UserError(f"nbest={n}: more than the {size} candidates; set search.n_candidates={n}")
+            raise UserError(f"nbest={n}: more than search.n_candidates={size}; set search.n_candidates={n}")
 
-    def best(self, candidates: "list[Translation]", n: int) -> "list[Translation]":
+    def best(self, candidates: list[Translation], n: int) -> list[Translation]:
         """Choose the n distinct candidates with the greatest mean similarity to the others. This mean becomes their
         score."""
         utilities = mean_utilities([candidate.text for candidate in candidates], self.settings.utility)
@@ -102,7 +102,7 @@ def rollout(batch: SearchBatch[StateT], choose: Choose) -> list[Hypothesis]:
     eos, device = batch.symbols.eos, batch.device
     active = list(range(len(batch.limits.max_lengths)))
     next_log_probs, history = LogProbs(batch.symbols, device), History(batch)
-    followers = [history, *(make(len(active)) for make in batch.rules)]
+    followers = [history, *watches(batch)]
     last = [(0, 0)] * len(active)  # step and row at which each hypothesis ended
     totals = torch.zeros(len(active), device=device)
     origin = torch.arange(len(active), device=device)  # index of each row in the batch: `active` on the device
@@ -175,3 +175,14 @@ def inverse_cdf(log_probs: Tensor, temperature: float, uniform: Tensor) -> Tenso
     # Where the CDF is NaN, take the most probable candidate: the logits are not finite, or the temperature is 0 in
     # float32.
     return torch.where(drawn < cdf.shape[1], drawn, argmax).squeeze(1)
+
+
+def make_search(settings: schema.SearchLimits) -> Search[Any]:
+    """Build the search method that the configuration's section `search` describes."""
+    searches: dict[type[schema.SearchLimits], type[Search[Any]]] = {
+        schema.Beam: BeamSearch,
+        schema.Greedy: GreedySearch,
+        schema.Sampling: Sampling,
+        schema.MinimumBayesRisk: MinimumBayesRisk,
+    }
+    return searches[type(settings)](settings)

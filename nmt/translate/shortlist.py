@@ -21,7 +21,7 @@ from nmt.data.prepared import Prepared
 from nmt.data.tokenizer import Tokenizers
 from nmt.system.files import read_bytes, write_atomically
 from nmt.system.run import RunDirectory
-from nmt.translate.search import BLOCK, Ids
+from nmt.translate.ranking import BLOCK, Ids
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class Shortlist:
         return {"candidates": self.candidates, "ends": self.ends, "always": self.always}
 
 
-def load_shortlist(value: str, run: RunDirectory, config: schema.TrainConfig) -> Shortlist:
+def load_or_make_shortlist(value: str, run: RunDirectory, config: schema.TrainConfig) -> Shortlist:
     """Load a shortlist from a path, or for "auto" from the run. If the run has none, make it and store it there.
 
     Raises UserError if the run is an archive without a shortlist, if the training corpus has changed, or if a file is

@@ -5,131 +5,49 @@ A translator encodes the lines, divides them into batches of sentences of simila
 prepared model, and decodes the hypotheses. Shapes: S source positions, T target positions, V target vocabulary.
 """
 
-import html
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, assert_never
+from typing import Any, Self, TypeVar, Unpack
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.nn.utils.rnn import pad_sequence
 
-from nmt.config import schema
 from nmt.config.compose import merge_search, validated
 from nmt.config.errors import UserError
+from nmt.config.schema import training as schema
+from nmt.config.schema.commands import Loading
 from nmt.data.batching import collate
 from nmt.data.tokenizer import Tokenizers, copy_unknown, encode_lines, join
-from nmt.data.word_alignment import attention_to_links, format_pharaoh, merge_to_words, words
 from nmt.model.checkpoints import load_runs
 from nmt.model.seq2seq import Ensemble, Seq2Seq
 from nmt.ops.draws import sentence_keys
 from nmt.ops.layers import evaluation_mode, loop
-from nmt.system.cuda_graphs import CUDARecorder
 from nmt.system.distributed import ProcessGroup
 from nmt.system.machine import Machine, retry_in_halves
 from nmt.system.run import RunDirectory, load_config
-from nmt.translate.beam import BeamSearch, Node
-from nmt.translate.guidance import Controls, make_guidance, steer, warn_of_unmet
-from nmt.translate.phrases import Allocation, Watch
+from nmt.translate.beam import BeamSearch
+from nmt.translate.guidance import Controls, Guide
 from nmt.translate.prepared_model import PreparedModels
-from nmt.translate.sampling import GreedySearch, MinimumBayesRisk, Sampling
-from nmt.translate.search import Attend, Flags, Guidance, Hypothesis, Ids, Limits, Search, SearchBatch, Symbols
+from nmt.translate.sampling import make_search
+from nmt.translate.search import NO_GUIDANCE, Attend, Guidance, Hypothesis, Limits, SearchBatch, Symbols, longest
+from nmt.translate.selection import Node
+from nmt.translate.shortlist import Shortlist, load_or_make_shortlist
+from nmt.translate.translation import Translation
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from nmt.translate.shortlist import Shortlist
-
-EXTRA_TOKENS = 10  # a translation may be this much longer than search.max_ratio times its source
+log = logging.getLogger(__name__)
 MIN_THREAD_TOKENS = 1024  # least work of a thread, in source tokens x hypotheses per sentence: less does not pay
 T = TypeVar("T")
 
 Progress = Callable[[int], object]  # called with the number of sentences just finished
-
-
-@dataclass(frozen=True)
-class Translation:
-    """One translation of one line."""
-
-    text: str
-    # With search=beam, log_prob divided by the length penalty, plus the term of search.coverage_penalty. With
-    # search=mbr, the mean similarity to the other candidates. With other searches, log_prob.
-    score: float
-    log_prob: float  # natural logarithm of the probability of all `tokens`
-    source_tokens: list[str]  # pieces of the source, </s> last
-    tokens: list[str]  # pieces of the translation, </s> last
-    alignment: NDArray[np.float32] | None  # (T, S) attention weights, a row for each token; None without attention
-    token_log_probs: list[float]  # log-probabilities of the tokens; their sum is log_prob
-    text_pieces: list[str]  # pieces of `text`: `tokens`, with the copied source piece in place of each "<unk>"
-
-    def word_alignment(self) -> str:
-        """Link each target word to the source word that it attends to most. Returns Pharaoh links, separated by spaces.
-
-        A target word that attends most to "</s>" has no link. Without attention, the string is empty.
-        """
-        if self.alignment is None:
-            return ""
-        return format_pharaoh(attention_to_links(self.alignment, self.text_pieces, self.source_tokens))
-
-    def word_weights(self) -> dict[str, Any] | None:
-        """Return the source words, the target words ("</s>" last in both), and the attention weights in whole percent,
-        with a row for each target word; None without attention."""
-        if self.alignment is None:
-            return None
-        weights = merge_to_words(self.alignment, self.text_pieces, self.source_tokens)
-        percents = np.rint(100 * weights).astype(int).tolist()
-        return {"source": words(self.source_tokens), "target": words(self.text_pieces), "weights": percents}
-
-    def plot(self, title: str | None = None) -> "Figure":
-        """Draw the attention weights as a heatmap, titled with the translation by default. Raises UserError without
-        attention."""
-        if self.alignment is None:
-            raise UserError("the model has no attention to draw")
-        from nmt.translate.heatmap import draw_alignment  # matplotlib takes half a second to import
-
-        return draw_alignment(self.alignment, self.source_tokens, self.tokens, self.text if title is None else title)
-
-    def _repr_html_(self) -> str:
-        """Return HTML for a notebook: the translation, and a table of the attention between words. Each cell's tooltip
-        names the two words and their weight."""
-        heading, weights = f"<p><b>{html.escape(self.text)}</b></p>", self.word_weights()
-        if weights is None:
-            return heading
-        source, target = ([html.escape(word) for word in weights[side]] for side in ("source", "target"))
-        rows = [
-            f"<tr><th>{row}</th>"
-            + "".join(
-                f'<td title="{row} ← {column}: {percent} %" '
-                f'style="background: rgba(38, 84, 168, {percent / 100}); min-width: 1.5em">&nbsp;</td>'
-                for column, percent in zip(source, percents, strict=True)
-            )
-            + "</tr>"
-            for row, percents in zip(target, weights["weights"], strict=True)
-        ]
-        head = "".join(f"<th>{column}</th>" for column in source)
-        return f"{heading}<table><tr><th></th>{head}</tr>{''.join(rows)}</table>"
-
-
-def make_search(settings: schema.Search) -> Search[Any]:
-    """Build the search method that the configuration's section `search` describes."""
-    match settings:
-        case schema.Beam():
-            return BeamSearch(settings)
-        case schema.Greedy():
-            return GreedySearch(settings)
-        case schema.Sampling():
-            return Sampling(settings)
-        case schema.MinimumBayesRisk():
-            return MinimumBayesRisk(settings)
-    assert_never(settings)
 
 
 class Translator:
@@ -143,17 +61,13 @@ class Translator:
         machine: Machine,
         seed: int = 1,
         group: ProcessGroup | None = None,
-        shortlist: "Shortlist | None" = None,
+        shortlist: Shortlist | None = None,
     ) -> None:
-        """group: the processes that translate the same lines and share the work, by default only this process.
-
-        On a CUDA GPU, only one thread at a time may use a translator and those made from it: they share recordings.
-        """
+        """group: the processes that translate the same lines and share the work, by default only this process."""
         self.group = group or ProcessGroup()
         self.model, self.tokenizers, self.machine, self.seed = model, tokenizers, machine, seed
         self.shortlist = shortlist
         self._prepared = PreparedModels(model, machine)
-        self._recorder = None if machine.device.type != "cuda" else CUDARecorder(machine.device)
         self.use_search(settings)
         self.reseed()
 
@@ -184,17 +98,13 @@ class Translator:
         configs = [load_config(directory.config) for directory in directories]
         config = configs[0]
         values = {"checkpoint": checkpoint, "device": device, "precision": precision, "threads": threads, "seed": seed}
-        validated(schema.Loading, {**values, "shortlist": shortlist, "search": {} if search is None else search})
+        validated(Loading, {**values, "shortlist": shortlist, "search": {} if search is None else search})
         machine = Machine.choose(device or config.device, precision or config.precision, threads or config.threads)
         model, tokenizers = load_runs(directories, configs, checkpoint)
         settings = merge_search(config.search, search or {})
         seed = config.seed if seed is None else seed
         model = model.to(machine.device).eval()
-        words = None
-        if shortlist is not None:
-            from nmt.translate.shortlist import load_shortlist
-
-            words = load_shortlist(shortlist, directories[0], config)
+        words = None if shortlist is None else load_or_make_shortlist(shortlist, directories[0], config)
         return cls(model, tokenizers, settings, machine, seed, group, words)
 
     @property
@@ -214,6 +124,7 @@ class Translator:
         if penalty and not self.model.attends:
             raise UserError(f"search.coverage_penalty={penalty}: the run has no attention; set it to 0")
         self.settings, self.method = settings, make_search(settings)
+        self.guide = Guide(self.tokenizers, self.method, self.model.attends)
 
     def with_search(self, settings: schema.Search) -> Self:
         """Return a copy of this translator with other search settings. The copy shares the model."""
@@ -251,9 +162,10 @@ class Translator:
         if self.model.training:
             self.invalidate_prepared()
         sources, pieces = self.encode(lines, first_line)
+        self._warn_of_short(sources, first_line)
         with self._counting:
             first, self._translated = self._translated, self._translated + len(lines)
-        guidance = make_guidance(self, lines, sources, controls, first_line) if controls else Guidance()
+        guidance = self.guide.make(lines, sources, controls, first_line) if controls else NO_GUIDANCE
         batches = list(self.batches(sources, workers=self._workers(), constraints=guidance.constraints, n=n))
 
         def translate_batches(batches: Sequence[list[int]]) -> Iterator[list[list[Translation]]]:
@@ -268,7 +180,7 @@ class Translator:
         empty = Translation("", 0.0, 0.0, ["</s>"], ["</s>"], None, [0.0], ["</s>"])
         nbests = [results.get(i) or [empty] for i in range(len(lines))]
         if guidance.constraints:
-            warn_of_unmet(self, guidance, [nbest[0].tokens for nbest in nbests], first_line)
+            self.guide.warn_of_unmet(guidance, [nbest[0].tokens for nbest in nbests], first_line)
         return nbests
 
     def score(
@@ -286,11 +198,13 @@ class Translator:
         `first_line`. attend: see nmt.translate.guidance.Controls.
         """
         if len(sources) != len(targets):
-            raise UserError(f"there are {len(sources)} sources and {len(targets)} translations to score")
+            raise UserError(
+                f"sources: {len(sources)}, translations: {len(targets)}; give one translation of each source"
+            )
         source_ids, source_pieces = self.encode(sources, first_line)
         limit = self.settings.max_source_length
         target_ids, target_pieces = encode_lines(self.tokenizers.target, targets, limit, "translation", first_line)
-        guidance = steer(self, source_ids, attend) if attend else Guidance()
+        guidance = self.guide.steer(source_ids, attend)
 
         def score_batch(indices: Sequence[int]) -> list[Translation]:
             pairs = [source_ids[i] for i in indices], [target_ids[i] for i in indices]
@@ -363,14 +277,21 @@ class Translator:
         scores = hypothesis.score, hypothesis.log_prob
         return Translation(text, *scores, source_pieces, pieces, alignment, hypothesis.token_log_probs, text_pieces)
 
-    def limit(self, length: int) -> int:
-        """Return the maximum number of tokens, including </s>, in a translation of `length` source tokens."""
-        return min(self.settings.max_length, int(self.settings.max_ratio * length) + EXTRA_TOKENS)
-
-    @cached_property
-    def boundary(self) -> Flags:
-        """Mark the target tokens that do not continue a word: bool (V,), see `Tokenizer.boundary`."""
-        return self.tokenizers.target.boundary()
+    def _warn_of_short(self, sources: Sequence[list[int]], first_line: int) -> None:
+        """Warn of sources whose translations are too short for search.min_length, because of search.max_ratio."""
+        settings, least = self.settings, self.settings.min_length
+        lengths = enumerate(map(len, sources), first_line)
+        short = [number for number, length in lengths if length > 1 and longest(settings, length) < least]
+        if short:
+            others = f" and {len(short) - 1} more" if len(short) > 1 else ""
+            log.warning(
+                "line %d%s: shorter than search.min_length=%d, as search.max_ratio=%g allows no more; raise "
+                "search.max_ratio",
+                short[0],
+                others,
+                least,
+                settings.max_ratio,
+            )
 
     def _workers(self) -> int:
         """Return how many batches are searched at the same time, each in its own thread. For small batches on a CPU,
@@ -445,6 +366,8 @@ class Translator:
     def tree(self, source: list[int], n: int, guidance: Guidance) -> tuple[list[Hypothesis], list[list[Node]]]:
         """Return the n best hypotheses of one sentence and the candidates of each step of the beam search. Raises
         UserError if the search method has no beam."""
+        if not isinstance(self.method, BeamSearch):
+            raise UserError(f"a beam's tree needs search=beam, but this search is {self.settings.kind}")
         with self._encoded_batch([0], [source], 0, guidance) as batch:
             (nbest,), steps = self.method.tree(batch, n)
         return nbest, steps
@@ -468,14 +391,9 @@ class Translator:
             shortlist = self.shortlist.vocabulary(sources, [*guidance.tokens(), *copied])
         symbols = Symbols(target.bos, target.eos, (target.pad, target.bos))
         if shortlist is not None:
-            guidance, symbols = guidance.within(shortlist), _within(symbols, shortlist)
-        selection = None
-        if any(guidance.constraints):
-            boundary = self.boundary if shortlist is None else self.boundary[shortlist]
-            selection = partial(Allocation, constraints=guidance.constraints, boundary=boundary)
-        forbidden = guidance.forbidden
-        if forbidden is not None:
-            symbols = symbols._replace(banned=(*symbols.banned, *forbidden.always))
+            guidance, symbols = guidance.within(shortlist), symbols.within(shortlist)
+        if guidance.forbidden is not None:
+            symbols = symbols._replace(banned=(*symbols.banned, *guidance.forbidden.always))
         # Within `loop`, attention scores compute once what depends on the keys alone.
         with torch.no_grad(), self.machine.autocast(), loop():
             source = pad_sequence([torch.tensor(ids) for ids in sources], True, self.tokenizers.source.pad).to(device)
@@ -486,36 +404,13 @@ class Translator:
                 model.step,
                 state if steering is None else state.steered(steering),
                 symbols,
-                self._limits(lengths, guidance.prefixes),
+                Limits.of(self.settings, lengths, guidance.prefixes),
                 device,
                 lengths,
                 partial(sentence_keys, (self.seed,), np.array(indices) + first),
-                () if forbidden is None else (partial(Watch, forbidden),),
-                selection,
+                guidance,
                 None if shortlist is None else shortlist.tolist(),
-                None if steering is not None else self._usable_recorder(),
             )
-
-    def _usable_recorder(self) -> CUDARecorder | None:
-        """Return the recorder of steps; None without a GPU, after a failure, or if an attention counts the steps."""
-        if self._recorder is None or not self._recorder.usable:
-            return None
-        attentions = [model.decoder.attention for model in self.model.models]
-        counting = any(attention is not None and attention.counts_steps for attention in attentions)
-        return None if counting else self._recorder
-
-    def _limits(self, lengths: Sequence[int], prefixes: Sequence[Sequence[int]]) -> Limits:
-        """Return the length limits for sentences of these numbers of source tokens."""
-        most = [self.limit(length) for length in lengths]
-        if prefixes:
-            most = [max(length, len(prefix) + 1) for length, prefix in zip(most, prefixes, strict=True)]
-        return Limits(max(0, self.settings.min_length - 1), most, prefixes)
-
-
-def _within(symbols: Symbols, shortlist: Ids) -> Symbols:
-    """Replace special tokens by their positions in a shortlist."""
-    bos, eos = np.searchsorted(shortlist, (symbols.bos, symbols.eos)).tolist()
-    return Symbols(bos, eos, tuple(np.flatnonzero(np.isin(shortlist, symbols.banned)).tolist()))
 
 
 def _counted(batches: Iterable[list[T]], progress: Progress | None, processes: int) -> Iterator[list[T]]:

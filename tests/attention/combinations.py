@@ -44,8 +44,8 @@ NORMALIZERS: dict[str, dict[str, Any]] = {
     "entmax15": {"kind": "entmax15"},
     "first_order": {"kind": "first_order", "reach": 1, "monotonic": False},
     "ahead": {"kind": "first_order", "reach": 2, "monotonic": True},
-    "monotonic": {"kind": "monotonic", "noise": 0.0, "initial_offset": -1.0},
-    "mocha": {"kind": "mocha", "noise": 0.0, "initial_offset": -1.0, "chunk": 3},
+    "monotonic": {"kind": "monotonic", "noise": 0.0, "initial_offset": -1.0, "outside_training": "stop"},
+    "mocha": {"kind": "mocha", "noise": 0.0, "initial_offset": -1.0, "outside_training": "stop", "chunk": 3},
     "linear_chain": {"kind": "linear_chain"},
     "fertility": {"kind": "fertility", "fertility": 0.6},
 }

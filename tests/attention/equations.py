@@ -75,7 +75,7 @@ def added(config: schema.ScoredAttention, p: Parameters, covered: float) -> Arra
     return p["coverage.weight"][:, 0] * covered + p["coverage.bias"]
 
 
-def energy(  # noqa: C901, PLR0911
+def energy(
     score: schema.Score, p: Parameters, q: Array, h: Array, s: int, before: Array, extra: Array | float = 0.0
 ) -> float:
     """Compute the energy e_ts of the state h at position s; `before` are the weights of the previous step."""

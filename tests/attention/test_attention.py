@@ -23,15 +23,38 @@ def test_hard_attention_tells_its_choices_in_training_alone() -> None:
         assert attend(attention.eval(), query, states, valid).choice is None
 
 
+MONOTONIC = {"kind": "monotonic", "noise": 0.3, "initial_offset": -2.0, "outside_training": "stop"}
+
+
 @pytest.mark.parametrize(
     ("part", "values", "name", "expected"),
     [
         ("alignment", {"kind": "straight_through", "temperature": 0.6}, "temperature", 0.6),
         ("alignment", ALIGNMENTS["sampled"] | {"soft_share": 0.3}, "soft_share", 0.3),
-        ("normalizer", {"kind": "monotonic", "noise": 0.3, "initial_offset": -2.0}, "noise", 0.3),
-        ("normalizer", {"kind": "monotonic", "noise": 0.3, "initial_offset": -2.0}, "offset", -2.0),
-        ("normalizer", {"kind": "mocha", "noise": 0.3, "initial_offset": -2.0, "chunk": 5}, "noise", 0.3),
-        ("normalizer", {"kind": "mocha", "noise": 0.3, "initial_offset": -2.0, "chunk": 5}, "offset", -2.0),
+        (
+            "normalizer",
+            MONOTONIC,
+            "noise",
+            0.3,
+        ),
+        (
+            "normalizer",
+            MONOTONIC,
+            "offset",
+            -2.0,
+        ),
+        (
+            "normalizer",
+            MONOTONIC | {"kind": "mocha", "chunk": 5},
+            "noise",
+            0.3,
+        ),
+        (
+            "normalizer",
+            MONOTONIC | {"kind": "mocha", "chunk": 5},
+            "offset",
+            -2.0,
+        ),
         ("score", {"kind": "cosine", "initial_strength": 5.0}, "offset", math.log(math.expm1(5.0))),
     ],
 )

@@ -126,7 +126,7 @@ def test_the_environment_says_where_the_cache_is(
         ("training=3", "training=3: is a section; set its values one by one: training.KEY=VALUE"),
         ("search.length_penalty=1.0", "not one of none, average, gnmt; its exponent is search.alpha"),
         ("logger.interval=3", "interval: a key within a list, which has no keys"),
-        ("device=gpu", "device=gpu: not one of auto, cpu, cuda, mps; did you mean 'cuda'?"),
+        ("device=gpu", "device=gpu: not one of auto, cpu, cuda, mps"),
         ("data.train=x", "not a key of the chosen data; available with data=files"),
         ("encoder.hidden=1000000000", "encoder.hidden=1000000000: input should be less than or equal to 16384"),
         ("seed=${x}", "seed: Interpolation key 'x' not found"),

@@ -192,7 +192,7 @@ def test_the_card_says_what_the_model_is(model: Path, home: Path) -> None:
         "`attention=bahdanau`: score `additive`",
         "| Checkpoint | best (update 6) |",
         f"| test | 12 | {own['bleu']:.2f} | {own['chrf']:.2f} | {own['ter']:.2f} | {100 * own['aer']:.1f} % |",
-        f"- BLEU: `{own['signature']}`",
+        f"- BLEU: `{own['signatures']['bleu']}`",
         "](attention-1.png)",
         "nmt-translate run=model.nmt < input > output\nnmt-evaluate run=model.nmt output=scores\n",
         'Translator.load("model.nmt")',
@@ -246,20 +246,17 @@ def test_values_of_this_machine_are_left_out(home: Path) -> None:
     values = load_values(home / "private" / "config.yaml")
     assert str(home) in values["data"]["train"][0]
     values["training"]["start_from"] = "/home/me/secret/run"
-    values["validation"]["comet_model"] = "/home/me/comet/model.ckpt"
     shared = shared_config(values)
     assert shared["data"]["train"] == ["train"]
     assert shared["data"]["cache_dir"] == "~/.cache/nmt"
     assert shared["training"]["start_from"] == "run"
-    assert shared["validation"]["comet_model"] == "model.ckpt"
-    changed = dict.fromkeys(("data", "training", "validation"), 0)
+    changed = dict.fromkeys(("data", "training"), 0)
     assert {**shared, **changed} == {**values, **changed}
     record = {"run": "/home/me/secret/run", "step": 3, "system": "s"}
     start = {
         "overrides": [
             "data.train=/home/me/t",
             "hydra.run.dir=/x",
-            "tracking.mlflow_uri=http://me:secret@host",
             "training={start_from: /home/me/x}",
             "run=/home/me/secret",
             "seed=2",

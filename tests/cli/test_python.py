@@ -42,7 +42,7 @@ def test_an_evaluation_equals_that_of_training(run: nmt.Run) -> None:
     before = run.scores["validation"]
     after = run.evaluate("split=validation")
     assert {key: after[key] for key in ("bleu", "chrf", "ter")} == {key: before[key] for key in ("bleu", "chrf", "ter")}
-    assert run.evaluate("split=validation", "search=greedy")["signature"] == before["signature"]
+    assert run.evaluate("split=validation", "search=greedy")["signatures"] == before["signatures"]
 
 
 def test_an_evaluation_with_many_settings_is_saved(run: nmt.Run) -> None:

@@ -13,7 +13,7 @@ from nmt.compare.columns import notes_on_scores, power
 from nmt.compare.compare import compare, group
 from nmt.compare.entry import Entry, HeldOut, Training, Validation, read_run
 from nmt.config.errors import UserError
-from nmt.evaluate.bleu import Counts, ScoreSettings, count, score, score_by_length, sentence_bleu
+from nmt.evaluate.metrics import METRICS, Counts, ScoreSettings, count, score, score_by_length
 from nmt.evaluate.significance import (
     Resampling,
     SeedVariance,
@@ -41,7 +41,7 @@ def compared(given: list[Entry] | None = None, **settings: Any) -> dict[str, Any
 
 
 def bleu(name: str, seed: int) -> float:
-    return score(OUTPUTS[name, seed], REFERENCES, SETTINGS, ("bleu",)).bleu
+    return score(OUTPUTS[name, seed], REFERENCES, SETTINGS, ("bleu",))["bleu"]
 
 
 def test_the_best_mean_is_first_and_the_baseline() -> None:
@@ -55,7 +55,7 @@ def test_the_best_mean_is_first_and_the_baseline() -> None:
         values = [bleu(row["name"], seed) for seed in (1, 2)]
         assert row["bleu"] == pytest.approx(statistics.mean(values), abs=1e-3)
         assert row["bleu_sd"] == pytest.approx(statistics.stdev(values), abs=1e-3)
-    assert found["signature"] == score(REFERENCES, REFERENCES, SETTINGS).signature
+    assert found["signatures"] == count(REFERENCES, REFERENCES, SETTINGS).signatures
     assert (found["sentences"], found["split"]) == (60, "test")
 
 
@@ -199,7 +199,7 @@ def test_without_its_seed_in_the_baseline_a_run_meets_the_first() -> None:
 
 
 def trained(name: str, seed: int, update_seconds: float, curve: dict[int, float], machine: str = "a CPU") -> Entry:
-    points = [Validation(updates, updates / 10, bleu, None) for updates, bleu in curve.items()]
+    points = [Validation(updates, updates / 10, {"bleu": bleu}, None) for updates, bleu in curve.items()]
     training = Training(100.0, max(curve), update_seconds, 1000.0, 5.0 + seed, machine, points)
     lines = [f"{line} {seed}" for line in REFERENCES]
     return Entry(f"{name}{seed}", lines, seed, name, {"attention": name}, parameters=1234, training=training)
@@ -214,16 +214,16 @@ def test_at_an_equal_budget_scores_are_read_from_the_learning_curves() -> None:
     rows = {row["name"]: row for row in result["systems"]}
     fast, slow, other = (rows[name] for name in ("fast", "slow", "their system"))
     assert result["budget"] == {"updates": 20, "seconds": 30.0}
-    assert (fast["bleu_equal_updates"], slow["bleu_equal_updates"]) == pytest.approx((12.0, 24 + 2 / 3), abs=1e-4)
-    assert fast["bleu_equal_time"] == pytest.approx(12.0)
-    assert slow["bleu_equal_time"] == pytest.approx(20.0 + 4.0 * 2.5 / 5)
-    assert rows["late"]["bleu_equal_time"] is None  # its first validation comes later
+    assert (fast["equal_updates"], slow["equal_updates"]) == pytest.approx((12.0, 24 + 2 / 3), abs=1e-4)
+    assert fast["equal_time"] == pytest.approx(12.0)
+    assert slow["equal_time"] == pytest.approx(20.0 + 4.0 * 2.5 / 5)
+    assert rows["late"]["equal_time"] is None  # its first validation comes later
     assert [slow[key] for key in ("update_milliseconds", "cost_seconds", "perplexity")] == [4000.0, 160.0, 6.0]
-    assert {other[key] for key in ("bleu_equal_updates", "bleu_equal_time", "update_milliseconds", "seconds")} == {None}
+    assert {other[key] for key in ("equal_updates", "equal_time", "update_milliseconds", "seconds")} == {None}
     assert slow["curve"] == [
-        {"updates": 5, "epoch": 0.5, "seconds": 20.0, "bleu": 20.0},
-        {"updates": 10, "epoch": 1.0, "seconds": 40.0, "bleu": 24.0},
-        {"updates": 40, "epoch": 4.0, "seconds": 160.0, "bleu": 26.0},
+        {"updates": 5, "epoch": 0.5, "seconds": 20.0, "score": 20.0},
+        {"updates": 10, "epoch": 1.0, "seconds": 40.0, "score": 24.0},
+        {"updates": 40, "epoch": 4.0, "seconds": 160.0, "score": 26.0},
     ]
 
 
@@ -231,7 +231,7 @@ def test_a_mean_curve_has_all_seeds_at_each_point() -> None:
     """Seed 1 is validated later and stops earlier. Its curve is linear between validations and constant at its end."""
     given = [trained("a", 1, 1.0, {10: 8.0, 20: 12.0}), trained("a", 2, 3.0, {5: 4.0, 15: 20.0, 30: 22.0})]
     (row,) = compared(given)["systems"]
-    points = {point["updates"]: (point["seconds"], point["bleu"]) for point in row["curve"]}
+    points = {point["updates"]: (point["seconds"], point["score"]) for point in row["curve"]}
     assert points == {10: (20.0, 10.0), 15: (30.0, 15.0), 20: (40.0, pytest.approx(16.3333)), 30: (60.0, 17.0)}
 
 
@@ -267,10 +267,12 @@ def test_costs_and_curves_are_means_of_what_is_known(tmp_path: Path) -> None:
     assert (row["seconds"], row["update_milliseconds"], row["parameters"]) == (40.0, 2000.0, 1234.0)
     assert (row["tokens_per_second"], row["sentences_per_second"]) == (1000.0, 50.0)
     assert row["aer"] == pytest.approx(50.0)
-    assert [(point["updates"], point["bleu"]) for point in row["curve"]] == [(10, 20.0), (20, 25.0)]
-    assert row["bleu_longest"] == pytest.approx(
+    assert [(point["updates"], point["score"]) for point in row["curve"]] == [(10, 20.0), (20, 25.0)]
+    assert row["longest"] == pytest.approx(
         statistics.mean(
-            score_by_length(count(worsened(n + 2), REFERENCES, SETTINGS).counts["bleu"], SOURCES, 5)[-1]["bleu"]
+            score_by_length(count(worsened(n + 2), REFERENCES, SETTINGS).counts["bleu"], "bleu", SOURCES, 5)[-1][
+                "score"
+            ]
             for n in (1, 2)
         ),
         abs=1e-3,
@@ -280,7 +282,7 @@ def test_costs_and_curves_are_means_of_what_is_known(tmp_path: Path) -> None:
 def test_half_of_the_examples_differ_most_and_half_are_of_all_lengths() -> None:
     numbers = [row["number"] for row in compared(examples=6)["examples"]]
     assert len(numbers) == 6
-    scores = [sentence_bleu(counted(name, 1)["bleu"]) for name in ("good", "bad")]
+    scores = [METRICS["bleu"].of_sentences(counted(name, 1)["bleu"]) for name in ("good", "bad")]
     spread = [abs(good - bad) for good, bad in zip(*scores, strict=True)]
     assert sorted(spread[number - 1] for number in numbers)[-3:] == sorted(spread)[-3:]
     lengths = [len(SOURCES[number - 1].split()) for number in numbers]
@@ -299,7 +301,7 @@ def test_an_example_holds_every_system_with_its_alignment(tmp_path: Path) -> Non
     assert by_system["bahdanau"]["text"] == worsened(2)[13]
     assert by_system["bahdanau"]["alignment"]["weights"] == [[90, 10], [5, 95]]
     assert by_system["their system"]["alignment"] is None
-    assert by_system["their system"]["bleu"] == 100.0
+    assert by_system["their system"]["score"] == 100.0
 
 
 def test_an_example_beyond_the_last_is_refused() -> None:

@@ -24,7 +24,7 @@ HOSTILE = "\"'><img/src=x><script>alert(1)</script>&lt;{{7*7}}\u202e</style></ti
 
 
 def system(rank: int, name: str, **changes: object) -> dict[str, Any]:
-    buckets = [{"words": words, "sentences": 3, "bleu": 40.0 - rank - words[0]} for words in ([1, 4], [5, 5])]
+    buckets = [{"words": words, "sentences": 3, "score": 40.0 - rank - words[0]} for words in ([1, 4], [5, 5])]
     scores = {"bleu": 36.0 - rank, "bleu_sd": 0.25, "chrf": 60.0, "chrf_sd": None, "ter": 49.0, "ter_sd": None}
     scores["bleu_ci"] = 1.05
     tests = {"aer": None, "difference": 1.25, "difference_ci": 0.75, "p": 0.0004, "p_raw": 0.0002}
@@ -32,11 +32,11 @@ def system(rank: int, name: str, **changes: object) -> dict[str, Any]:
     costs = {"parameters": 1_250_000, "seconds": 200.0 + rank, "cost_seconds": 180.0 + rank}
     costs |= {"update_milliseconds": 90.0}
     speeds = {"tokens_per_second": 5200.0, "sentences_per_second": None, "perplexity": None}
-    at = {"bleu_equal_updates": 20.0 - rank, "bleu_equal_time": 18.0 - rank}
-    at |= {"bleu_longest": 30.0, "longest_words": [5, 5]}
+    at = {"equal_updates": 20.0 - rank, "equal_time": 18.0 - rank}
+    at |= {"longest": 30.0, "longest_words": [5, 5]}
     points = [(1.0, 9.0), (2.0, 20.0 - rank)]
-    curve = [{"updates": 500 * e, "epoch": e, "seconds": 90 * e + rank, "bleu": bleu} for e, bleu in points]
-    curves = {"bleu_by_length": buckets, "curve": curve, **at}
+    curve = [{"updates": 500 * e, "epoch": e, "seconds": 90 * e + rank, "score": bleu} for e, bleu in points]
+    curves = {"by_length": buckets, "curve": curve, **at}
     explained: dict[str, object] = dict.fromkeys(column.key for column in EXPLAINED) | {"masking_curves": {}}
     explained["faithfulness_sentences"] = None
     values = {"rank": rank, "name": name, "seeds": [1, 2], **scores, **tests, **costs, **speeds, **curves}
@@ -45,7 +45,7 @@ def system(rank: int, name: str, **changes: object) -> dict[str, Any]:
 
 def translation(name: str, text: str, source: str, *weights: list[int]) -> dict[str, Any]:
     alignment = {"source": source.split(), "target": text.split(), "weights": weights} if weights else None
-    return {"system": name, "run": f"outputs/{name}", "bleu": 43.2, "text": text, "alignment": alignment}
+    return {"system": name, "run": f"outputs/{name}", "score": 43.2, "text": text, "alignment": alignment}
 
 
 def comparison(text: str = "Mann", **changes: object) -> dict[str, Any]:
@@ -71,7 +71,8 @@ def comparison(text: str = "Mann", **changes: object) -> dict[str, Any]:
     example = {"number": 17, "source": f"A {text} is", "reference": f"Ein {text}", "translations": translations}
     return {
         **{"split": "test", "sentences": 1000, "baseline": "base", "metric": "bleu", "missing": [], "comparisons": 2},
-        **{"signature": f"nrefs:1|{text}", "chrf_signature": "c", "ter_signature": "t"},
+        "unequal": [],
+        "signatures": {"bleu": f"nrefs:1|{text}", "chrf": "c", "ter": "t"},
         **{"bootstrap_samples": 1000, "randomisation_trials": 10000, "systems": systems, "examples": [example]},
         **{"budget": {"updates": 1000, "seconds": 181.0}, "machines": ["a CPU"]},
         "differences": [
@@ -128,7 +129,7 @@ def test_columns_and_charts_of_which_nothing_is_known_are_left_out() -> None:
     assert "sentences/s, search" not in texts
     systems = comparison()["systems"]
     unknown = dict.fromkeys([*TESTS, "seconds", "cost_seconds", "bleu_sd"])
-    bare = [row | unknown | {"curve": [], "bleu_by_length": []} for row in systems]
+    bare = [row | unknown | {"curve": [], "by_length": []} for row in systems]
     rest = Parsed(rendered(comparison(systems=bare, differences=[], runs=[], examples=[]))).texts
     absent = {"raw p", "difference", "training time", "Charts", "Examples", "compared with", *charts}
     assert not absent & set(rest)
@@ -144,6 +145,12 @@ def test_cells() -> None:
     full = [text for text in texts if text]
     first, second = (index for index, text in enumerate(full) if text == "baseline")
     assert (full[first + 1], full[second - 1]) == ("base", "base")
+
+
+def test_systems_with_unequal_seeds_are_named() -> None:
+    assert "vary more than twice" not in rendered(comparison())
+    unequal = rendered({**comparison(), "unequal": ["base", "<b>"]})
+    assert "The seeds of base, &lt;b&gt; vary more than twice as much as those of the others" in unequal
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ import pytest
 from forks import call
 from made_runs import REFERENCES, make_run, worsened, write
 
-from nmt.compare.compare import Ranking
 from nmt.compare.jobs import mark_sweep
 from nmt.compare.report import compare_runs, gather, tables, write_comparison
 from nmt.config.errors import UserError
@@ -95,7 +94,7 @@ def test_what_does_not_compare_is_refused() -> None:
     make_run(Path("c"), REFERENCES, "evaluation.lowercase=true")
     write(make_run(Path("d"), REFERENCES) / "data" / "test.target", [f"{line} !" for line in REFERENCES])
     write(Path("x"), REFERENCES)
-    with pytest.raises(UserError, match="c and a cannot be compared: BLEU is computed differently"):
+    with pytest.raises(UserError, match="c and a cannot be compared: scores are computed differently"):
         gather(["a", "c"], [], "test")
     with pytest.raises(UserError, match="a cannot be compared: the held-out sets differ: line 1 of the references"):
         gather(["a", "d"], [], "test")
@@ -147,7 +146,7 @@ def test_all_files_say_the_same() -> None:
     assert [(row["name"], float(row["bleu"]), row["seeds"]) for row in by_system] == [
         (row["name"], row["bleu"], " ".join(map(str, row["seeds"]))) for row in systems
     ]
-    assert not {"curve", "bleu_by_length"} & by_system[0].keys()
+    assert not {"curve", "by_length"} & by_system[0].keys()
     with Path("out/differences.csv").open() as file:
         differences = list(csv.DictReader(file))
     assert [(row["system"], row["baseline"], float(row["p"])) for row in differences] == [
@@ -190,7 +189,7 @@ def test_a_sweep_that_is_not_finished_says_how_many_runs_are_missing() -> None:
 def test_the_metric_that_ranks_has_a_column() -> None:
     make_run(Path("a"), worsened(8), "attention=none")
     make_run(Path("b"), worsened(2))
-    printed = write_comparison(["a", "b"], Path("out"), ranking=Ranking("ter"), **QUICK)
+    printed = write_comparison(["a", "b"], Path("out"), metric="ter", **QUICK)
     (found,) = json.loads(Path("out/comparison.json").read_text())["comparisons"]
     best = found["systems"][0]
     assert f"{best['ter']:.2f} ± {best['ter_ci']:.2f}" in printed
@@ -246,4 +245,4 @@ def test_a_line_that_a_kill_cut_short_costs_nothing_else() -> None:
     with (make_run(Path("a"), REFERENCES) / "metrics.jsonl").open("a") as file:
         file.write('{"epoch": 3.0, "validation/bleu": 3')
     (entry,), _ = gather(["a"], [], "test")
-    assert [point.updates for point in entry.training.curve] == [10, 20]
+    assert [point.updates for point in entry.training.curve("bleu")] == [10, 20]

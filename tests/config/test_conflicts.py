@@ -117,7 +117,41 @@ def conflicts(section: type[Section] = Section) -> Iterator[Conflict]:
 def test_every_conflict_has_a_case() -> None:
     messages = [refusal(case) for case in CASES]
     for conflict in conflicts():
-        subject = next(iter(conflict.values)).removesuffix("reads_keys").removesuffix("takes_window")
-        subject = subject.removesuffix("latent")
-        tested = any(subject in message and f" needs {conflict.needs}" in message for message in messages)
-        assert tested, f"add to TRAIN or another table above an override that this refuses: {conflict}"
+        subject = re.sub("takes_window$|latent$", "kind", conflict.terms[0].key)
+        tested = any(re.search(rf"\b{subject}=.+ needs {re.escape(conflict.needs)}", message) for message in messages)
+        assert tested, (
+            f"add to TRAIN or another table above an override that this refuses: {subject} needs {conflict.needs}"
+        )
+
+
+class Toy(Section):
+    number: int | None
+    flag: bool
+
+
+@pytest.mark.parametrize(
+    ("term", "numbers"),
+    [
+        ("number=2", {2}),
+        ("number=1|2", {1, 2}),
+        ("number=null", {None}),
+        ("number!=1|2", {None, 0}),
+        ("number>0", {1, 2}),
+        ("number", {None, 0, 1, 2}),
+        ("flag=true", {None, 0, 1, 2}),
+        ("other=1", set()),
+        ("other!=1", set()),
+        ("other.number>0", set()),
+    ],
+)
+def test_a_term_holds_for_its_values_alone(term: str, numbers: set[int | None]) -> None:
+    conflict = Conflict(f"flag needs something, but {term}; take another")
+    assert {number for number in (None, 0, 1, 2) if conflict.occurs_in(Toy(number=number, flag=True))} == numbers
+
+
+def test_a_statement_is_the_message_that_it_gives() -> None:
+    statement = "number=2 needs company, but not here, but flag=false; set number=3"
+    assert Conflict(statement).message(Toy(number=2, flag=False)) == statement
+    other = Conflict("number=1|2 needs company, but flag; set number={self.number}0", lambda toy: toy.flag)
+    assert other.message(Toy(number=1, flag=True)) == "number=1 needs company, but flag=true; set number=10"
+    assert not other.occurs_in(Toy(number=1, flag=False))

@@ -46,9 +46,10 @@ def overrides(**chosen: str) -> list[str]:
 
 
 def keys(model: type[BaseModel], values: dict[str, Any], prefix: str = "") -> set[str]:
-    """List the schema's dotted keys; of a union, those of the kind that `values` choose."""
+    """List the dotted keys of the schema, which has no defaults; of a union, those of the kind that `values` choose."""
     found: set[str] = set()
     for name, annotation in fields(model, values).items():
+        assert model.model_fields[name].is_required()
         value = values.get(name)
         if isinstance(value, dict) and members(annotation):
             member = members(annotation).get(str(value.get("kind", ""))) or next(iter(members(annotation).values()))

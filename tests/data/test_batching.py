@@ -48,7 +48,7 @@ def test_padding_of_ragged_rows() -> None:
 @pytest.fixture(scope="module")
 def prepared() -> Prepared:
     sizes = ["data.train_size=200", "data.validation_size=20", "data.test_size=20", "data.max_length=200"]
-    sizes += ["data.seed=1", "tokenizer.vocab_size=400"]  # a vocabulary with many segmentations of a word
+    sizes += ["tokenizer.vocab_size=400"]  # a vocabulary with many segmentations of a word
     config = validated(TrainConfig, values_of("train", [*TINY, *sizes]))
     return prepare(config.data, config.tokenizer)
 

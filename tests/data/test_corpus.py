@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from nmt.config.errors import UserError
 from nmt.config.schema import data as schema
 from nmt.data import text as reading
-from nmt.data.corpus import Pair, Source, count_pairs, locate, splits
+from nmt.data.corpus import DemoPairs, Pair, Source, count_pairs, locate, splits
 from nmt.data.prepare import fingerprint_of
 
 TEXTS = [
@@ -277,6 +277,8 @@ def test_the_demo_has_gold_alignments_and_takes_more_pairs(tmp_path: Path) -> No
     pairs = {name: pairs_of(sources) for name, sources in splits(config).items()}
     assert {name: len(some) for name, some in pairs.items()} == {"train": 5, "validation": 2, "test": 3}
     assert all(pair.alignment for some in pairs.values() for pair in some)
+    at_the_front = [*pairs["test"], *pairs["validation"], *pairs["train"]]
+    assert at_the_front == [*DemoPairs(0, 10)]
     more = config.model_copy(update={"extra": [str(write_text(tmp_path / "more"))]})
     assert pairs_of(splits(more)["train"]) == pairs["train"] + PAIRS
 

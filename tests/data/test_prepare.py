@@ -311,7 +311,7 @@ def test_tokenizers_are_trained_on_a_fair_sample_of_lines(joint: bool, tmp_path:
     def sample(lines: int) -> list[list[str]]:
         settings = config(tmp_path, f"tokenizer.joint={joint}", "embedding.tie_source_target=false")
         tokenizer = settings.tokenizer.model_copy(update={"max_train_lines": lines})
-        return [list(read()) for read in passes.tokenizer_lines(raw, tokenizer)]
+        return [list(lines) for lines in passes.tokenizer_lines(raw, tokenizer)]
 
     assert sample(1000) == sample(800) == [[f"{side}{i}" for i in range(400)] for side in "st"]
     drawn = sample(100)

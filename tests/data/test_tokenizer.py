@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 
 from nmt.config.errors import UserError
 from nmt.config.schema import data as schema
-from nmt.data import demo
+from nmt.data.corpus import DemoPairs
 from nmt.data.text import is_blank
 from nmt.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, Tokenizers, copy_unknown, join, make_tokenizers
 from nmt.data.word_alignment import words_of_pieces
 
-ENGLISH, FRENCH, _ = (list(side) for side in zip(*demo.generate(300, 1, 1, 1).train, strict=True))
+ENGLISH, FRENCH, _ = (list(side) for side in zip(*DemoPairs(2, 300), strict=True))
 
 
 VALUES: dict[str, Any] = {
@@ -44,7 +44,7 @@ VALUES: dict[str, Any] = {
 
 def train(**changes: Any) -> Tokenizers:  # noqa: ANN401
     config = schema.TrainedTokenizer.model_validate(VALUES | changes)
-    return make_tokenizers(config, lambda: iter(ENGLISH), lambda: iter(FRENCH))
+    return make_tokenizers(config, ENGLISH, FRENCH)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_punctuation_is_split_off_unless_text_is_split_already() -> None:
 
     def cut(split: bool) -> list[str]:
         config = schema.TrainedTokenizer.model_validate(VALUES | {"vocab_size": 60, "split_punctuation": split})
-        return make_tokenizers(config, lambda: iter(lines), lambda: iter(lines)).target.surfaces(lines[:1])[0]
+        return make_tokenizers(config, lines, lines).target.surfaces(lines[:1])[0]
 
     words = ["▁le", "▁t-shirt", "▁d&apos;", "▁eau", "▁,", "▁qu&apos;", "▁elle", "▁a", "▁2x", "▁.", "</s>"]
     assert cut(False) == words
@@ -234,7 +234,7 @@ def test_impossible_sizes_name_a_possible_one(changes: dict[str, Any], message: 
 def test_text_that_trains_no_tokenizer_is_refused(line: str, message: str) -> None:
     config = schema.TrainedTokenizer.model_validate(VALUES)
     with pytest.raises(UserError, match=message):
-        make_tokenizers(config, lambda: iter([line]), lambda: iter([line]))
+        make_tokenizers(config, [line], [line])
 
 
 def test_saved_models_come_back(joint: Tokenizers, tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def existing(source: Path, target: Path | None = None, **sampling: Any) -> Token
     models = {"source_model": str(source), "target_model": target and str(target)}
     values = {"kind": "file", "lowercase": False, "sampling": 0.0, "sampling_sides": "both"}
     config = schema.FileTokenizer.model_validate({**values, **models, **sampling})
-    return make_tokenizers(config, lambda: iter(()), lambda: iter(()))
+    return make_tokenizers(config, (), ())
 
 
 def test_an_existing_model_brings_its_own_ids(foreign: Callable[..., Path]) -> None:
@@ -277,6 +277,27 @@ def test_an_existing_model_brings_its_own_ids(foreign: Callable[..., Path]) -> N
     assert (tokenizer.unk, tokenizer.bos, tokenizer.eos, tokenizer.pad, tokenizer.vocab_size) == (0, 1, 2, 200, 201)
     ids = tokenizer.encode([ENGLISH[0]])[0]
     assert tokenizer.decode([*ids, tokenizer.pad]) == ENGLISH[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_names_of_special_pieces_change_nothing(foreign: Callable[..., Path], kind: str) -> None:
+    options = {"model_type": kind, "hard_vocab_limit": kind in {"bpe", "unigram"}}
+    plain = Tokenizer.load(foreign(**options))
+    renamed = Tokenizer.load(foreign(**options, unk_piece="UNK", bos_piece="[CLS]", eos_piece="END", pad_piece="PAD"))
+    lines = [f"the {odd} sees the \u2603 zebrafinch ." for odd in ODD] + ENGLISH[:20]
+    assert plain.surfaces(lines) == renamed.surfaces(lines)
+    for line in lines:
+        (ids,) = plain.encode([line])
+        assert [plain.pieces(ids), plain.surfaces_of(line, ids)] == [
+            renamed.pieces(ids),
+            renamed.surfaces_of(line, ids),
+        ]
+        assert [plain.id_of(piece) for piece in plain.pieces(ids)] == [
+            renamed.id_of(piece) for piece in plain.pieces(ids)
+        ]
+    assert plain.vocabulary() == renamed.vocabulary()
+    assert plain.boundary.tolist() == renamed.boundary.tolist()
+    assert plain.pieces([plain.unk, plain.eos, plain.pad]) == ["<unk>", "</s>", "<pad>"]
 
 
 def test_only_the_sides_that_are_sampled_need_a_model_that_can(foreign: Callable[..., Path], tmp_path: Path) -> None:
@@ -334,8 +355,15 @@ def test_a_tokenizer_is_the_same_each_time(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_what_is_no_usable_model_is_refused(foreign: Callable[..., Path], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="lacks <s> or </s>"):
-        Tokenizer.load(foreign(bos_id=-1))
+    for options, message in (
+        ({"bos_id": -1}, "foreign.model: the SentencePiece model lacks <s> or </s>"),
+        ({"add_dummy_prefix": False}, "does not put \u2581 before each word; train it without add_dummy_prefix=false"),
+        ({"treat_whitespace_as_suffix": True}, "does not put \u2581 before each word"),
+        ({"eos_piece": "<eos>", "user_defined_symbols": ["</s>"]}, "has </s> as an ordinary piece"),
+        ({"unk_piece": "[UNK]", "user_defined_symbols": ["<unk>"]}, "has <unk> as an ordinary piece"),
+    ):
+        with pytest.raises(UserError, match=message):
+            Tokenizer.load(foreign(**options))
     (tmp_path / "x.model").write_bytes(b"not a model")
     with pytest.raises(UserError, match=r"x\.model: is not a SentencePiece model"):
         Tokenizer.load(tmp_path / "x.model")
@@ -389,5 +417,5 @@ def test_a_lone_word_start_is_copied_with_its_piece(pieces: list[str], text: str
 def test_lines_with_the_character_that_sentencepiece_reserves_are_trained_on() -> None:
     config = schema.TrainedTokenizer.model_validate(VALUES | {"kind": "word", "vocab_size": 20})
     lines = ["zebra sleeps \u2585"] * 20
-    target = make_tokenizers(config, lambda: iter(lines), lambda: iter(lines)).target
+    target = make_tokenizers(config, lines, lines).target
     assert target.id_of("▁zebra") is not None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from documents import PRESETS, ROOT, blocks, links, markdown_files, name_of, pages, slugs
-from test_layers import ROOMS
+from test_layers import SUBPACKAGES
 
 sys.path.append(str(ROOT / "scripts"))
 import python_reference
@@ -81,10 +81,14 @@ def test_every_file_of_the_project_exists(page: Path) -> None:
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
-def test_the_rooms_are_those_of_the_code() -> None:
-    section = (ROOT / "docs" / "design.md").read_text(encoding="utf-8").partition("## Rooms")[2].partition("\n## ")[0]
+def test_the_subpackages_are_those_of_the_code() -> None:
+    section = (
+        (ROOT / "docs" / "design.md").read_text(encoding="utf-8").partition("## Subpackages")[2].partition("\n## ")[0]
+    )
     rows = re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", section, re.M)
-    assert [(room, " ".join(re.findall(r"`(\w+)`", others))) for room, others in rows] == [*ROOMS.items()]
+    assert [(subpackage, " ".join(re.findall(r"`(\w+)`", others))) for subpackage, others in rows] == [
+        *SUBPACKAGES.items()
+    ]
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -62,4 +62,4 @@ def test_one_sentence() -> None:
     translator.translate(line)
     with journey:
         translator.translate(line)
-    assert [*journey.files] == files_of("Follow one sentence")[1:17]
+    assert [*journey.files] == files_of("Follow one sentence")[1:19]

@@ -10,11 +10,12 @@ import pytest
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from nmt.evaluate.bleu import bleu_score
+from nmt.evaluate.metrics import bleu_score
 from nmt.evaluate.significance import (
     Effect,
     Resampling,
     SeedVariance,
+    Spread,
     difference,
     holm,
     letters,
@@ -159,6 +160,26 @@ def test_the_variance_of_a_system_is_at_least_the_mean_of_all() -> None:
     assert compared(spread, alike, np.zeros((5, 5)), [31.0, 33.0]).reducible == pytest.approx(16 / 3 + mean / 2)
 
 
+def test_a_variance_that_stands_out_has_the_freedom_of_its_own_seeds() -> None:
+    steady, like = [31.0, 31.2, 31.1], [30.0, 30.3, 30.1]
+    for spread, stands_out in (([20.0, 24.0, 28.0], True), ([20.0, 20.3, 20.5], False)):
+        effect = compared(spread, steady, covariance((3, 3), shared=0.02, own=0.0), like)
+        assert [part.stands_out for part in effect.spreads] == [stands_out, False]
+        first, second = (part.variance / 3 for part in effect.spreads)
+        of_seeds = first**2 / 2 + second**2 / 6 if stands_out else (first + second) ** 2 / 6
+        assert effect.freedom == pytest.approx(effect.variance**2 / (of_seeds + 0.04**2 / 999))
+        assert compared(steady, like, np.zeros((6, 6)), spread).freedom == pytest.approx(6)
+
+
+def test_a_spread_stands_out_beyond_twice_that_of_the_others() -> None:
+    for factor, stands_out in ((1.9, False), (2.1, True)):
+        a, *others = [factor * 0.5, 0.0, -factor * 0.5], [0.5, 0.0, -0.5], [0.1, 0.6, 1.1]
+        assert SeedVariance.of([a, *others], [np.zeros((3, 3))] * 3).stands_out(a) == stands_out
+    by_sentences = SeedVariance.of([a, *others], [covariance((3,), shared=0.0, own=1.0)] * 3)
+    assert not by_sentences.stands_out(a)  # the choice of the sentences alone may cause this spread
+    assert not SeedVariance.of([a, [0.0], [1.0]], [np.zeros((3, 3))] * 3).stands_out(a)  # no other has several seeds
+
+
 def test_seeds_that_agree_by_chance_still_differ_by_the_choice_of_sentences() -> None:
     effect = compared([30.0, 30.0], [31.0, 31.0], covariance((2, 2), shared=0.2, own=0.3))
     assert effect.reducible == pytest.approx(0.3 / 2 + 0.3 / 2)
@@ -209,7 +230,7 @@ def test_the_interval_of_a_mean_contains_both_variances() -> None:
 
 def test_the_detectable_difference_is_found_in_four_of_five_trials() -> None:
     rng, size, nothing = np.random.default_rng(0), 6, np.zeros((12, 12))
-    exact = Effect(0.0, 2.0, 2 / size, 0.0, SeedVariance(1.0, 0.0, 2 * (size - 1), 2), 1000)  # of variance 1
+    exact = Effect(0.0, [Spread(1.0, size, False)] * 2, 0.0, SeedVariance(1.0, 0.0, 2 * (size - 1), 2), 1000)
     gain = exact.detectable(SIGNIFICANT)
     found = [
         compared(rng.standard_normal(size) + gain, rng.standard_normal(size), nothing).p_value < SIGNIFICANT
@@ -226,9 +247,8 @@ def test_so_many_seeds_are_needed_that_the_difference_is_detected() -> None:
     assert needed > 3
     # With this many seeds of each of two systems, whose scores vary as much, the difference is detected.
     for count, detected in ((int(needed), True), (int(needed) - 1, False)):
-        predicted = Effect(
-            0.0, effect.between, effect.between / count, effect.shared, SeedVariance(0, 0, 2 * (count - 1), 2), 1000
-        )
+        spreads = [Spread(spread.variance, count, False) for spread in effect.spreads]
+        predicted = Effect(0.0, spreads, effect.shared, SeedVariance(0, 0, 2 * (count - 1), 2), 1000)
         assert (predicted.detectable(SIGNIFICANT) <= abs(effect.value)) == detected
     corrected = effect.seeds_needed(SIGNIFICANT / 27)
     assert corrected is not None
@@ -322,21 +342,24 @@ def test_intervals_and_raw_p_of_a_baseline_chosen_by_its_score_are_too_optimisti
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("systems", [2, 10])
-@pytest.mark.parametrize("ratio", [3, 10])
 @pytest.mark.parametrize("seeds", [2, 3, 5])
-def test_a_system_with_much_less_stable_seeds_is_starred_too_often(systems: int, ratio: int, seeds: int) -> None:
+@pytest.mark.parametrize("systems", [2, 28])
+@pytest.mark.parametrize("sd", [0.6, 1.2])
+def test_a_system_with_less_stable_seeds_is_seldom_starred(systems: int, sd: float, seeds: int) -> None:
+    """The other systems have a standard deviation of 0.2 BLEU between seeds. The unstable one is the baseline, which is
+    the worst case, because its error is then in all comparisons."""
     rng, simulations, found = np.random.default_rng(1), 2000, Counter[str]()
     for _ in range(simulations):
-        made = MadeScores(rng, [0.3 * ratio, *[0.3] * (systems - 1)], seeds)
-        starred = made.effect(0, 1).p_value < SIGNIFICANT
-        unstable, *others = np.std(made.scores, 1)
-        found["starred"] += starred
-        found["with an sd that stands out"] += starred and unstable > 2 * max(others)
-    print(systems, ratio, seeds, {name: f"{count / simulations:.1%}" for name, count in found.items()})
-    assert found["starred"] <= 0.25 * simulations
-    if ratio == 10:
-        assert found["starred"] > 0.03 * simulations
+        made = MadeScores(rng, [sd, *[0.2] * (systems - 1)], seeds)
+        raw = [made.effect(system, 0).p_value for system in range(1, systems)]
+        found["raw"] += raw[0] < SIGNIFICANT
+        found["any star"] += min(holm(raw)) < SIGNIFICANT
+        found["told"] += made.seeds.stands_out(made.scores[0])
+    # The printed figures are those of docs/comparison.md.
+    print(systems, sd, seeds, {name: f"{count / simulations:.1%}" for name, count in found.items()})
+    assert found["raw"] <= {2: 0.14, 3: 0.09, 5: 0.07}[seeds] * simulations
+    if seeds > 2:
+        assert found["any star"] <= 0.08 * simulations
 
 
 def test_holm_multiplies_step_by_step_and_keeps_the_order() -> None:

@@ -10,10 +10,10 @@ from trained import run as trained_run  # noqa: F401
 
 from nmt.compare.entry import count_sentences, read_run
 from nmt.config.errors import UserError
-from nmt.config.schema import Evaluation
+from nmt.config.schema.commands import Evaluation
 from nmt.data.word_alignment import parse_pharaoh
-from nmt.evaluate.bleu import score
 from nmt.evaluate.evaluation import align, evaluate, evaluate_run, score_settings
+from nmt.evaluate.metrics import score
 from nmt.system.files import read_lines
 from nmt.system.run import RunDirectory
 from nmt.translate.translator import Translator
@@ -26,13 +26,14 @@ def run(trained_run: Path) -> RunDirectory:  # noqa: F811
 
 @pytest.mark.parametrize(("language", "expected"), [("de", "13a"), ("zh", "zh")])
 def test_the_tokenizer_follows_the_target_language_unless_given(language: str, expected: str) -> None:
-    assert score_settings(Evaluation(tokenize="auto", lowercase=True), language).tokenize == expected
-    assert score_settings(Evaluation(tokenize="none", lowercase=True), language).tokenize == "none"
-    assert score_settings(Evaluation(tokenize="auto", lowercase=True), language).lowercase
+    given = {"metrics": ["bleu", "chrf", "ter"], "lowercase": True}
+    assert score_settings(Evaluation(tokenize="auto", **given), language).tokenize == expected
+    assert score_settings(Evaluation(tokenize="none", **given), language).tokenize == "none"
+    assert score_settings(Evaluation(tokenize="auto", **given), language).lowercase
 
 
-def test_scores_are_those_of_the_written_translations(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = score_settings(Evaluation(tokenize="auto", lowercase=False), "fr")
+def test_scores_are_those_of_the_written_translations(run: RunDirectory) -> None:
+    settings = score_settings(Evaluation(metrics=["bleu", "chrf", "ter"], tokenize="auto", lowercase=False), "fr")
     translator = Translator.load(run.path)
     result, found = evaluate_run(run, translator, "test", settings, "best")
     written = (run.hypotheses / "test.txt").read_text(encoding="utf-8").split("\n")[:-1]
@@ -40,14 +41,12 @@ def test_scores_are_those_of_the_written_translations(run: RunDirectory, monkeyp
     _, references, _ = run.held_out("test")
     again = score(written, references, settings)
     assert (result["bleu"], result["chrf"], result["ter"]) == tuple(
-        round(value, 4) for value in (again.bleu, again.chrf or 0, again.ter or 0)
+        round(again[name], 4) for name in ("bleu", "chrf", "ter")
     )
     assert json.loads(run.results.read_text())["test"] == result
     assert result["sentences"] == 8
-    with monkeypatch.context() as patch:  # nmt-compare reads the evaluation's statistics
-        patch.setattr("nmt.evaluate.bleu.write_counts", lambda *_: pytest.fail("counted again"))
-        entry, held_out = read_run(run.path, "test")
-        assert count_sentences(entry, held_out).scores() == again
+    entry, held_out = read_run(run.path, "test")
+    assert count_sentences(entry, held_out).scores() == again
 
 
 def test_scores_of_a_replaced_checkpoint_are_not_saved(
@@ -60,7 +59,7 @@ def test_scores_of_a_replaced_checkpoint_are_not_saved(
         return evaluate(*given, **named)
 
     monkeypatch.setattr("nmt.evaluate.evaluation.evaluate", replaced)
-    settings = score_settings(Evaluation(tokenize="none", lowercase=False), "fr")
+    settings = score_settings(Evaluation(metrics=["bleu", "chrf", "ter"], tokenize="none", lowercase=False), "fr")
     evaluate_run(run, translator, "test", settings, "best")
     assert run.results.read_text() == before
     assert "training has replaced the checkpoint meanwhile: the scores are not saved" in caplog.text
@@ -72,7 +71,7 @@ def test_a_damaged_file_of_results_is_an_error_before_translation(
     before = run.results.read_text()
     monkeypatch.setattr("nmt.evaluate.evaluation.evaluate", lambda *_, **__: pytest.fail("translated"))
     run.results.write_text('{"test": ')
-    settings = score_settings(Evaluation(tokenize="none", lowercase=False), "fr")
+    settings = score_settings(Evaluation(metrics=["bleu", "chrf", "ter"], tokenize="none", lowercase=False), "fr")
     with pytest.raises(UserError, match=r"results\.json: cannot be read .*; if it is damaged, .* or delete it"):
         evaluate_run(run, Translator.load(run.path), "test", settings, "best")
     run.results.write_text(before)
@@ -82,7 +81,7 @@ def test_other_settings_have_results_of_their_own(run: RunDirectory) -> None:
     """An evaluation with another search leaves the results and translations of the run as they are."""
     before = json.loads(run.results.read_text())["test"], (run.hypotheses / "test.txt").read_bytes()
     translator = Translator.load(run.path, search={"kind": "greedy"})
-    settings = score_settings(Evaluation(tokenize="auto", lowercase=True), "fr")
+    settings = score_settings(Evaluation(metrics=["bleu", "chrf", "ter"], tokenize="auto", lowercase=True), "fr")
     result, _ = evaluate_run(run, translator, "test", settings, "best", output="greedy")
     results = json.loads(run.results.read_text())
     assert (results["test"], (run.hypotheses / "test.txt").read_bytes()) == before
@@ -93,7 +92,7 @@ def test_other_settings_have_results_of_their_own(run: RunDirectory) -> None:
 def test_sampling_is_scored_the_same_each_time(run: RunDirectory) -> None:
     search = {"kind": "sampling", "temperature": 1.0, "top_k": 0, "top_p": 1.0}
     translator = Translator.load(run.path, search=search)
-    settings = score_settings(Evaluation(tokenize="auto", lowercase=False), "fr")
+    settings = score_settings(Evaluation(metrics=["bleu", "chrf", "ter"], tokenize="auto", lowercase=False), "fr")
     sources, references, _ = run.held_out("test")
     first, second = (evaluate(translator, sources, references, settings, ("bleu",)) for _ in range(2))
     assert first.hypotheses == second.hypotheses
@@ -117,7 +116,7 @@ def test_alignment_scores_compare_forced_attention_with_gold(run: RunDirectory) 
 
 
 def test_alignments_of_translations_and_references_are_written(run: RunDirectory) -> None:
-    settings = score_settings(Evaluation(tokenize="auto", lowercase=False), "fr")
+    settings = score_settings(Evaluation(metrics=["bleu", "chrf", "ter"], tokenize="auto", lowercase=False), "fr")
     translator = Translator.load(run.path)
     _, found = evaluate_run(run, translator, "test", settings, "best")
     sources, references, gold = run.held_out("test")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from nmt.evaluate.bleu import METRICS, Counts, ScoreSettings, count
+from nmt.evaluate.metrics import METRICS, Counts, ScoreSettings, count
 from nmt.evaluate.significance import Resampling, corpus_score, half_width, paired_bootstrap
 
 REFERENCES = [f"the {n} small dogs , which run , see {n % 7} red houses ." for n in range(60)]
@@ -81,16 +81,16 @@ def means(*scores: float) -> NDArray[np.float64]:
     return np.array([[score, 1.0] for score in scores])
 
 
-def test_p_values_of_means_are_those_of_all_resamples_and_all_signs() -> None:
+def test_p_values_of_means_are_those_of_all_resamples_and_all_signs(mean_metric: str) -> None:
     base, output = means(0.7, 0.5, 0.5, 0.6, 0.3), means(0.92, 0.41, 0.7, 0.83, 0.3)
     differences = (output - base)[:, 0]
     resampled = np.abs([differences[list(drawn)].mean() for drawn in itertools.product(range(5), repeat=5)])
     signed = np.abs([(differences * signs).mean() for signs in itertools.product((-1, 1), repeat=5)])
     exact = [(values > abs(differences.mean()) + 1e-9).mean() for values in (resampled - resampled.mean(), signed)]
     resampling = Resampling(5, 20_000, 20_000)
-    randomised = resampling.paired_randomisation({"comet": base}, {"comet": output})["comet"]
-    assert [bootstrap_p(resampling, base, output, "comet"), randomised] == pytest.approx(exact, abs=0.01)
-    dealt = resampling.stratified_randomisation([[base], [output]], [(0, 1)], "comet")
+    randomised = resampling.paired_randomisation({mean_metric: base}, {mean_metric: output})[mean_metric]
+    assert [bootstrap_p(resampling, base, output, mean_metric), randomised] == pytest.approx(exact, abs=0.01)
+    dealt = resampling.stratified_randomisation([[base], [output]], [(0, 1)], mean_metric)
     assert dealt == pytest.approx([randomised], abs=0.01)  # with one output per system, both tests are equal
 
 
@@ -106,7 +106,7 @@ def test_the_seed_is_that_of_sacrebleu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(a != b for a, b in zip(found(), first, strict=True))
 
 
-def test_stratified_randomisation_is_that_of_all_exchanges() -> None:
+def test_stratified_randomisation_is_that_of_all_exchanges(mean_metric: str) -> None:
     """Enumerates the exchanges in two sentences, of two outputs of system a and one of b. A draw chooses the output of
     a, a coin decides whether it is exchanged.
     """
@@ -122,9 +122,9 @@ def test_stratified_randomisation_is_that_of_all_exchanges() -> None:
         exact += np.prod([p for p, _ in choices]) * (abs(first.mean() - second.mean()) > observed + 1e-9)
     other = [means(0.3, 0.4), means(0.5, 0.5)]  # further pairs do not change the result
     resampling = Resampling(2, 100, 20_000)
-    found = resampling.stratified_randomisation([a, b, other], [(0, 1), (2, 1), (0, 2)], "comet")
+    found = resampling.stratified_randomisation([a, b, other], [(0, 1), (2, 1), (0, 2)], mean_metric)
     assert found[0] == pytest.approx(exact, abs=0.01)
-    assert found[0] == resampling.stratified_randomisation([a, b], [(0, 1)], "comet")[0]
+    assert found[0] == resampling.stratified_randomisation([a, b], [(0, 1)], mean_metric)[0]
 
 
 def test_the_example_of_multeval_has_its_printed_digits() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from trained import blind, copying  # noqa: F401
 
 from nmt.config.compose import config_dir
-from nmt.config.schema import Evaluation, TrainConfig
+from nmt.config.schema.commands import Evaluation, TrainConfig
 from nmt.evaluate.evaluation import evaluate_run, score_settings
 from nmt.explain import explanation
 from nmt.explain import faithfulness as module
@@ -153,7 +153,7 @@ def test_curves_are_those_of_each_mask_by_itself(translator: Translator, monkeyp
 
 
 def test_the_entry_gains_figures_and_nothing_else_changes(run: RunDirectory, translator: Translator) -> None:
-    settings = score_settings(Evaluation(tokenize="auto", lowercase=False), "fr")
+    settings = score_settings(Evaluation(metrics=["bleu", "chrf", "ter"], tokenize="auto", lowercase=False), "fr")
     plain, _ = evaluate_run(run, translator, "test", settings, "best")
     with_figures, _ = evaluate_run(run, translator, "test", settings, "best", faithfulness_sentences=100)
     assert json.loads(run.results.read_text())["test"] == with_figures

@@ -11,7 +11,6 @@ of a recorded update that wait or copy between host and device.
 import json
 import os
 import sys
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -32,9 +31,10 @@ from nmt.system.machine import Machine
 from nmt.training.graphs import pad_to, padded_shape
 from nmt.training.losses import Objective
 from nmt.training.trainer import Trainer
-from nmt.translate.beam import Scorer, Selection, beam_search
+from nmt.translate.beam import beam_search
 from nmt.translate.sampling import rollout
 from nmt.translate.search import Limits, SearchBatch, Symbols
+from nmt.translate.selection import Scorer, Selection
 
 PAD, BOS, EOS, V = 0, 2, 3, 50
 LATE = 10_000  # an update at which all loss terms have started
@@ -101,21 +101,6 @@ def recorded_transfers(mode: FakeCUDA, config: schema.TrainConfig, machine: Mach
     return [*mode.transfers, *mode.waits]
 
 
-class OneByOne:
-    """Stands in for the recorder of CUDA graphs: each launch does the recorded work, without waiting."""
-
-    usable = True
-
-    def compute(self, work: Callable[[], Any]) -> Any:  # noqa: ANN401
-        return work()
-
-    def record(self, work: Callable[[], Any]) -> tuple[None, Callable[[], Any]]:
-        return None, work
-
-    def to_host(self, tensor: Tensor) -> Callable[[], Tensor]:
-        return lambda: torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
-
-
 def search_counts(
     mode: FakeCUDA,
     config: schema.TrainConfig,
@@ -123,7 +108,6 @@ def search_counts(
     steps: int,
     beam: int,
     members: int = 1,
-    recorder: OneByOne | None = None,
 ) -> Counts:
     models = [cast(Seq2Seq, on_cuda(build_model(config, V, V, (PAD, PAD)), mode)).eval() for _ in range(members)]
     model: Seq2Seq | Ensemble = models[0] if members == 1 else Ensemble(models)
@@ -136,7 +120,7 @@ def search_counts(
             state = cast(Any, model.encode(batch.source.to(CUDA, non_blocking=True), batch.lengths))
             sentences = SearchBatch(cast(Any, model.step), state, symbols, limits, CUDA)
             if beam > 1:
-                beam_search(sentences, Selection(beam, EOS), scorer=PENALTY, recorder=recorder)
+                beam_search(sentences, Selection(beam, EOS), scorer=PENALTY)
             else:
                 rollout(sentences, lambda log_probs, _: log_probs.argmax(-1))
 
@@ -176,8 +160,6 @@ def measure(overrides: list[str]) -> dict[str, Any]:
     for name, (beam, members) in wanted.items():
         two, three = (search_counts(mode, config, machine, steps, beam, members) for steps in (2, 3))
         searches[name] = {"kernels of a step": three[0] - two[0], "waits of a step": added(three[1], two[1])}
-    four, five = (search_counts(mode, config, machine, steps, 3, 1, OneByOne()) for steps in (4, 5))
-    searches["recorded"] = {"kernels of a step": five[0] - four[0], "waits of a step": added(five[1], four[1])}
     return {
         "update waits": update[1],
         "recorded transfers": recorded_transfers(mode, config, machine),

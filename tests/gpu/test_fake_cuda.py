@@ -37,12 +37,11 @@ NOT_RECORDED = [
     "objective=distillation objective.teachers=[run]",
     "attention=hard",
 ]
-BEAM = {"translate/expansion.py, _best: copy to the host": 1}
+BEAM = {"translate/beam.py, _best: copy to the host": 1}
 WAITS = {  # search method -> the waits of one step
     "greedy": {"translate/sampling.py, rollout: copy to the host": 1},
     "beam": BEAM,
     "ensemble": BEAM,  # all its models read the same tokens
-    "recorded": {},
 }
 
 

@@ -26,15 +26,11 @@ from nmt.model.build import build_model
 from nmt.model.checkpoints import new_model
 from nmt.model.prediction import Readout
 from nmt.model.recurrent import gru_gates, lstm_gates
-from nmt.system.cuda_graphs import CUDARecorder
 from nmt.system.machine import Machine
 from nmt.system.run import RunDirectory
 from nmt.training.graphs import GraphedPasses
 from nmt.training.losses import Objective
 from nmt.training.trainer import Trainer
-from nmt.translate.beam import Scorer, Selection, beam_search
-from nmt.translate.prepared_model import SearchModel
-from nmt.translate.search import Limits, SearchBatch, Symbols
 
 DEVICE = "cuda"
 UPDATES, INTERRUPTED_AT = 50, 20
@@ -161,29 +157,6 @@ def test_training_goes_on_after_a_recording_that_fails(monkeypatch: pytest.Monke
     found, graphed = updated("luong_dot", 40, *STILL)
     assert graphed.limit == len(graphed.recordings) == 0
     torch.testing.assert_close(found, expected, **CLOSE)
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_recorded_searches_translate_as_single_steps(name: str) -> None:
-    """The model is untrained, so that many hypotheses have nearly equal scores. In float64 rounding decides nowhere."""
-    config = validated(TrainConfig, values_of("train", [*TINY, f"attention={name}"]))
-    model = build_model(config, 50, 50, (0, 0)).double().to(DEVICE).eval()
-    source = torch.randint(4, 50, (5, 9))
-    source[:, -1] = 3
-    lengths, limits = torch.full((5,), 9), Limits(4, [30, 12, 1, 30, 7])
-    for parameter in model.parameters():
-        parameter.data.mul_(3)
-    prepared = SearchModel(model, 4, lambda weight, bounded=False: weight)
-    results, recorder = [], CUDARecorder(torch.device(DEVICE))
-    for recorded in (None, None if name == "luong_local_m" else recorder):
-        with torch.no_grad():
-            state = prepared.encode(source.to(DEVICE), lengths)
-            batch = SearchBatch(prepared.step, state, Symbols(2, 3, (0, 2)), limits, torch.device(DEVICE))
-            results.append(beam_search(batch, Selection(4, 3), 4, scorer=Scorer("average", 1.0), recorder=recorded))
-    assert recorder.usable
-    for one, other in zip(*results, strict=True):
-        assert [hypothesis.tokens for hypothesis in one] == [hypothesis.tokens for hypothesis in other]
-        assert [hypothesis.score for hypothesis in one] == pytest.approx([hypothesis.score for hypothesis in other])
 
 
 def test_operations_of_their_own_on_a_gpu() -> None:

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from nmt.model.seq2seq import Ensemble, Seq2Seq, log_mean
 from nmt.ops.draws import sentence_keys
-from nmt.translate.beam import Scorer, Selection, beam_search
+from nmt.translate.beam import beam_search
 from nmt.translate.sampling import inverse_cdf, sample
 from nmt.translate.search import Hypothesis, Limits, SearchBatch, Symbols
+from nmt.translate.selection import Scorer, Selection
 
 SYMBOLS, LIMITS = Symbols(BOS, EOS, (PAD, BOS)), Limits(1, [9, 6, 8])
 PENALTY, CPU = Scorer("average", 1.0), torch.device("cpu")
@@ -23,7 +24,8 @@ PENALTY, CPU = Scorer("average", 1.0), torch.device("cpu")
 def members() -> list[Seq2Seq]:
     """Make four models: hypotheses share the memory of their sentence in the first but not in the second, the third
     attends with its first layer, the fourth has no attention."""
-    monotonic = attention("normed_additive", normalizer={"kind": "monotonic", "noise": 1.0, "initial_offset": 1.0})
+    normalizer = {"kind": "monotonic", "noise": 1.0, "initial_offset": 1.0, "outside_training": "stop"}
+    monotonic = attention("normed_additive", normalizer=normalizer)
     models = [
         model_of(attention=attention("dot")),
         model_of(encoder__cell="lstm", decoder__cell="lstm", decoder__layers=2, attention=monotonic),

@@ -29,12 +29,13 @@ from small_models import (
 from torch import Tensor
 
 from nmt.model.seq2seq import Seq2Seq
-from nmt.translate.beam import Scorer, Selection, beam_search
+from nmt.translate.beam import beam_search
 from nmt.translate.search import Limits, SearchBatch, Symbols
+from nmt.translate.selection import Scorer, Selection
 
 LOCAL_P = {"kind": "local_p", "reach": 1, "dim": 3}
-MONOTONIC = {"kind": "monotonic", "noise": 1.0, "initial_offset": 1.0}
-MOCHA = {"kind": "mocha", "noise": 1.0, "initial_offset": 1.0, "chunk": 2}
+MONOTONIC = {"kind": "monotonic", "noise": 1.0, "initial_offset": 1.0, "outside_training": "stop"}
+MOCHA = {"kind": "mocha", "noise": 1.0, "initial_offset": 1.0, "outside_training": "stop", "chunk": 2}
 FERTILITY = {"kind": "fertility", "fertility": 0.7}
 FIRST_ORDER = {"kind": "first_order", "reach": 2, "monotonic": False}
 LINEAR_CHAIN = {"kind": "linear_chain"}

@@ -14,6 +14,8 @@ from forks import Work
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
+from nmt.model.checkpoints import read_checkpoint
+
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
@@ -67,11 +69,10 @@ class _Changes:
 def outcome(run: Path) -> dict[str, Any]:
     """Collect by file all results of a run that must have the same bits after kills."""
     found: dict[str, Any] = {}
-    for path in sorted((run / "checkpoints").iterdir()):
-        state = torch.load(path, weights_only=True)
-        if path.stem == "last":
-            del state["spent"], state["elsewhere"], state["window"][-1]
-        found[path.name] = state
+    last = found["last.pt"] = torch.load(run / "checkpoints" / "last.pt", weights_only=True)
+    del last["spent"], last["seconds_of"], last["window"][-1]
+    best = found["best.safetensors"] = read_checkpoint(run / "checkpoints" / "best.safetensors")
+    best["bytes"] = (run / "checkpoints" / "best.safetensors").read_bytes()
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     found["metrics"] = [{key: value for key, value in line.items() if key not in TIMED} for line in lines]
     for path in sorted([*(run / "hypotheses").iterdir(), *(run / "data").iterdir(), run / "config.yaml"]):

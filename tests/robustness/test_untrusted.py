@@ -110,7 +110,7 @@ def _setter(*path: str | int, value: object) -> Callable[[State], object]:
 STATES: dict[str, Callable[[State], object]] = {
     "moments of another size": _optimizer,
     "a negative step": _setter("step", value=-1),
-    "a position beyond the epoch": _setter("position", value=10**9),
+    "a batch beyond the epoch": _setter("batch_index", value=10**9),
     "a word for the best score": _setter("stopping", "best", value="high"),
     "a matrix for a sum": _setter("window", 0, value=[{"loss": torch.zeros(3)}]),
     "weights to go on from of another model": lambda state: state.update(updated={"a": torch.zeros(1)}),
@@ -159,7 +159,6 @@ FILES = (
         "checkpoints/best.safetensors",
         "checkpoints/last.pt",
         "hypotheses/test.txt",
-        "hypotheses/test.statistics.safetensors",
         "results.json",
         "metrics.jsonl",
         "train.log",

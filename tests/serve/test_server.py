@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import signal
 import socket
 import time
@@ -16,10 +17,12 @@ from unittest.mock import MagicMock
 from urllib.parse import urlsplit
 
 import pytest
-from forks import call
+from forks import call, ended, forked
 from served import Process, process, words
+from starlette.types import Receive, Scope, Send
 
-from nmt.serve.server import Connection
+from nmt.serve.server import Connection, listen, run
+from nmt.serve.server import address as address_of
 
 LINES = ["the cat sleeps .", "a small dog sees the red house .", "the house"]
 
@@ -159,10 +162,48 @@ def test_what_stays_away_is_given_up(tmp_path: Path) -> None:
         assert "#token" not in started.output.read_text()  # the output may be shown to others
 
 
+async def large(_: Scope, receive: Receive, send: Send) -> None:
+    """Answer with more than the kernel's buffers hold."""
+    await receive()
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": bytes(20_000_000)})
+
+
+def test_clients_that_never_read_their_answers_are_cut(tmp_path: Path) -> None:
+    listening = listen("127.0.0.1", 0)
+
+    def work() -> int:
+        run(large, listening, connections=8, seconds=1)
+        return 0
+
+    def status() -> int:
+        client = connection(address_of(listening))
+        client.request("GET", "/")
+        return client.getresponse().status
+
+    number = forked(work, tmp_path / "output")
+    try:
+        with ExitStack() as stack:
+            for _ in range(8):
+                client = stack.enter_context(socket.socket())
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                client.connect(listening.getsockname())
+                client.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            time.sleep(0.3)
+            assert status() == 503
+            deadline = time.monotonic() + 10
+            while status() == 503:
+                assert time.monotonic() < deadline, "their connections stay open"
+                time.sleep(0.1)
+    finally:
+        os.kill(number, signal.SIGKILL)
+        ended(number)
+
+
 def refused(*overrides: str, **environment: str) -> str:
-    ended = call("nmt-serve", *overrides, env=environment)
-    assert ended.returncode == 2, ended
-    (line,) = ended.stderr.decode().strip().split("\n")
+    refusal = call("nmt-serve", *overrides, env=environment)
+    assert refusal.returncode == 2, refusal
+    (line,) = refusal.stderr.decode().strip().split("\n")
     return line
 
 
@@ -171,7 +212,7 @@ def test_what_cannot_be_served_is_refused_at_the_start(tmp_path: Path) -> None:
     assert "host=0.0.0.0: other machines could use this service; give token=" in refused(demo, "host=0.0.0.0")
     assert f"run={tmp_path}: is not a run directory" in refused(f"run={tmp_path}", "port=0")
     assert "a run is named twice" in refused("run=[demo,demo]", "port=0")
-    assert "limits.header_seconds: was removed" in refused(demo, "limits.header_seconds=1")
+    assert "limits.header_seconds: unknown key" in refused(demo, "limits.header_seconds=1")
     assert "token: is blank" in refused(demo, "host=0.0.0.0", "token=' '")
     for token in (" ", "a\nb"):
         assert "NMT_SERVE_TOKEN: is blank or holds control" in refused(demo, NMT_SERVE_TOKEN=token)
@@ -185,22 +226,28 @@ def test_what_cannot_be_served_is_refused_at_the_start(tmp_path: Path) -> None:
         assert f"port={port}: cannot be listened to" in refused(demo, f"port={port}")
 
 
-def test_a_connection_is_closed_after_a_whole_interval_without_a_request() -> None:
-    """A request that began before one check and was answered before the next is no reason to close the connection."""
+def test_a_connection_is_cut_after_a_whole_interval_of_waiting_for_its_client() -> None:
+    """A request that began before one check and was answered before the next is no reason to cut the connection."""
     checks: list[Callable[[], None]] = []
     loop = SimpleNamespace(call_later=lambda _, check: checks.append(check))
     open_connection = MagicMock(spec=Connection, loop=loop, seconds=1.0, transport=MagicMock())
+    open_connection.flow = SimpleNamespace(write_paused=False)
+    open_connection.transport.is_closing.return_value = False
 
-    def check(cycle: object) -> bool:
-        open_connection.cycle = cycle
-        Connection._close_if_idle(open_connection)
-        return bool(open_connection.transport.close.called)
+    def check(cycle: object, *, unread: bool = False) -> bool:
+        open_connection.cycle, open_connection.flow.write_paused = cycle, unread
+        Connection._cut_if_stalled(open_connection)
+        return bool(open_connection.transport.abort.called)
 
-    waiting, answered = SimpleNamespace(response_complete=False), SimpleNamespace(response_complete=True)
-    open_connection._checked = waiting
+    waiting, answered, unread = (MagicMock(response_complete=complete) for complete in (False, True, False))
+    open_connection._waited = ()
     assert not check(waiting)
+    assert not check(waiting)  # the service still computes
     waiting.response_complete = True
     assert not check(waiting)  # answered since the last check
     assert not check(answered)  # another request since the last check
-    assert check(answered)
-    assert len(checks) == 3
+    assert not check(unread, unread=True)
+    assert not check(unread)  # read since the last check
+    assert not check(unread, unread=True)
+    assert check(unread, unread=True)
+    assert len(checks) == 7

@@ -1,5 +1,6 @@
 """Checkpoints: atomic writes, saving at signals, the choice of the best, and the moving average of parameters."""
 
+import math
 import os
 import signal
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from nmt.config.schema import TrainConfig
-from nmt.model.checkpoints import save_checkpoint
+from nmt.model.checkpoints import read_checkpoint, save_checkpoint
 from nmt.system.distributed import Interrupted
 from nmt.system.run import RunDirectory
 from nmt.training.checkpoint import SAME_CTRL_C, EarlyStopping, StopSignals, load, use_weights
@@ -175,6 +176,17 @@ def test_a_checkpoint_holds_the_average_and_the_weights_to_the_bit(tmp_path: Pat
     assert averaged["output.weight"].data_ptr() == averaged["embedding.weight"].data_ptr()
     assert other.output.weight is other.embedding.weight
     assert not same(average.state_dict()["model"], average.state_dict()["updated"])
+
+
+def test_equal_parameters_and_scores_give_equal_files(tmp_path: Path) -> None:
+    scores = {"bleu": 12.5, "loss": 1 / 3, "perplexity": math.inf}
+    state = {"model": {"b": torch.ones(3), "a": torch.zeros(2, 2)}, "step": 7, "scores": scores}
+    path, written = tmp_path / "best.safetensors", set()
+    for _ in range(20):  # the library draws the order of the metadata anew for each file
+        save_checkpoint(path, state)
+        written.add(path.read_bytes())
+    assert len(written) == 1
+    assert read_checkpoint(path)["scores"] == scores
 
 
 def test_a_model_gets_its_weights_back_whatever_happens() -> None:

@@ -81,7 +81,8 @@ class Training:
                 self.recorder,
                 partial(self.trainer.timed, "recording"),
             )
-        self.plan = list(self.batches.epoch(0))[:3]
+        shapes = {padded_shape(self.batches.load(part, 0, 1)[0]): part for part in self.batches.epoch(0)}
+        self.plan = [*shapes.values()][:3]  # of three shapes
 
     def update(self, step: int, parts: int = 1) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         """Make an update, and return its loss terms and gradient norm."""

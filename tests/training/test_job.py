@@ -66,6 +66,8 @@ def test_a_signal_saves_and_the_run_goes_on_as_if_nothing_had_been(
     assert train(train_config(*STEPS), run, []) == 0
     assert same(weights(run), weights(whole))
     assert metrics(run) == metrics(whole)
+    best = Path("checkpoints", "best.safetensors")
+    assert (run / best).read_bytes() == (whole / best).read_bytes()
 
 
 def test_the_time_left_counts_only_what_this_process_has_done(
@@ -121,7 +123,7 @@ def test_the_run_directory_holds_what_the_run_needs_and_ran_with(trained: Path) 
     results, log = json.loads((trained / "results.json").read_text()), (trained / "train.log").read_text()
     assert "test: BLEU" in log
     for split in ("validation", "test"):
-        assert {"bleu", "chrf", "ter", "signature", "sentences_per_second", "aer"} <= set(results[split])
+        assert {"bleu", "chrf", "ter", "signatures", "sentences_per_second", "aer"} <= set(results[split])
         assert len((trained / "hypotheses" / f"{split}.txt").read_text().splitlines()) == 8
         assert len(list((trained / "alignments" / split).glob("*.png"))) == 1
         assert f"round trip BLEU {manifest['data']['splits'][split]['round_trip_bleu']:.2f}" in log

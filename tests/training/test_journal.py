@@ -1,8 +1,7 @@
-"""The outputs of a journal: metrics.jsonl, TensorBoard files as TensorBoard reads them, W&B and MLflow."""
+"""The outputs of a journal: metrics.jsonl, TensorBoard files as TensorBoard reads them, W&B."""
 
 import errno
 import html
-import itertools
 import json
 import re
 import sys
@@ -47,13 +46,6 @@ def curve(run: Path, tag: str = "train/loss") -> list[tuple[int, float]]:
     return [(step, float(value)) for step, value in read(run, tag)]
 
 
-@pytest.fixture(autouse=True)
-def sortable_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give the counter in file names a fixed width: TensorBoard reads files of one second in the order of names."""
-    event_files = "tensorboard.summary.writer.event_file_writer"
-    monkeypatch.setattr(f"{event_files}._global_uid", SimpleNamespace(get=itertools.count(1000).__next__))
-
-
 def write(run: Path, logged_step: int, steps: range, value: float) -> None:
     with Journal(RunDirectory(run), config_of()) as opened:
         opened.begin(logged_step, logged_step, 0, 10)
@@ -79,6 +71,16 @@ def test_a_resumed_run_supersedes_what_came_after_its_checkpoint(tmp_path: Path)
     assert shown() == [*values[:7], (7, 3), (8, 3)]
     write(tmp_path, -1, range(2), value=4)
     assert shown() == [(0, 4), (1, 4)]
+
+
+def test_a_clock_that_was_set_back_hides_no_later_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time()
+    for begun, ahead in ((0, 0), (5, -86_400), (8, 3_600), (11, 60), (14, 60)):
+        monkeypatch.setattr(time, "time", lambda ahead=ahead: now + ahead)
+        write(tmp_path, begun - 1, range(begun, begun + 5), value=begun)
+    later = [(step, 5 * (5 <= step < 8) + 8 * (8 <= step < 11) + 11 * (11 <= step < 14)) for step in range(14)]
+    assert curve(tmp_path) == [*later, *((step, 14) for step in range(14, 19))]
+    assert len(list((tmp_path / "tensorboard").iterdir())) == 5
 
 
 def test_lines_that_will_be_written_again_are_removed(tmp_path: Path) -> None:
@@ -146,14 +148,14 @@ def test_a_full_disk_is_an_error_with_the_folder_and_without_a_traceback(
     assert capsys.readouterr().err == ""
 
 
-# W&B and MLflow, with stand-ins for their packages
+# W&B, with a stand-in for its package
 
 
 class Package(ModuleType):
-    """Stands in for wandb or mlflow, and records each call of a function: (name, arguments, options)."""
+    """Stands in for wandb, and records each call of a function: (name, arguments, options)."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
+    def __init__(self) -> None:
+        super().__init__("wandb")
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         self.fails_at = ""
 
@@ -165,12 +167,7 @@ class Package(ModuleType):
             self.calls.append((name, arguments, options))
             if name == self.fails_at:
                 raise ConnectionError("no route to host\ndetails")
-            return SimpleNamespace(
-                id=options.get("id") or "of-wandb",
-                info=SimpleNamespace(run_id=options.get("run_id") or "of-mlflow"),
-                finish=self.finish,
-                wait=self.wait,
-            )
+            return SimpleNamespace(id=options.get("id") or "of-wandb", finish=self.finish)
 
         return record
 
@@ -179,14 +176,12 @@ class Package(ModuleType):
 
 
 @pytest.fixture
-def packages(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    made = {name: Package(name) for name in ("wandb", "mlflow")}
-    for name, package in made.items():
-        monkeypatch.setitem(sys.modules, name, package)
+def wandb(monkeypatch: pytest.MonkeyPatch) -> Package:
+    package = Package()
+    monkeypatch.setitem(sys.modules, "wandb", package)
     monkeypatch.setattr(journal, "find_spec", lambda _: True)
-    for name in ("WANDB_PROJECT", "MLFLOW_EXPERIMENT_NAME"):
-        monkeypatch.delenv(name, raising=False)
-    return SimpleNamespace(**made)
+    monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    return package
 
 
 def run_in(folder: Path, *overrides: str, given: list[str] | None = None) -> Path:
@@ -201,99 +196,66 @@ def run_in(folder: Path, *overrides: str, given: list[str] | None = None) -> Pat
 
 
 def test_a_sweeps_run_begins_before_tensorboards_files_and_continues_when_it_resumes(
-    tmp_path: Path, packages: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, wandb: Package, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[int] = []
 
     class Opened(writer.EventFileWriter):
         def __init__(self, *arguments: Any, **options: Any) -> None:  # noqa: ANN401
-            opened.append(len(packages.wandb.of("init")))
+            opened.append(len(wandb.of("init")))
             super().__init__(*arguments, **options)
 
     monkeypatch.setattr(writer, "EventFileWriter", Opened)  # W&B patches TensorBoard in this way
     (tmp_path / SWEEP).touch()
-    run = run_in(tmp_path / "lr-0.1" / "x", "logger=[wandb,mlflow]", given=["optimizer.lr=0.1"])
-    (run / "alignments").mkdir()
-    run_in(run, "logger=[wandb,mlflow]", "training.max_steps=3")
-    (_, first), (_, second) = packages.wandb.of("init")
+    run = run_in(tmp_path / "lr-0.1" / "x", "logger=wandb", given=["optimizer.lr=0.1"])
+    run_in(run, "logger=wandb", "training.max_steps=3")
+    (_, first), (_, second) = wandb.of("init")
     assert opened == [1, 2]
     sweep = "/".join(tmp_path.parts[-2:])
     assert (first["project"], first["name"], first["group"]) == ("nmt", "lr-0.1/x", sweep)
     assert (first["sync_tensorboard"], first["tags"]) == (True, ["optimizer.lr=0.1"])
     assert first["config"]["encoder"]["hidden"] == 16
     assert [(one["id"], one["resume"]) for one in (first, second)] == [(None, "allow"), ("of-wandb", "allow")]
-    (_, first), (_, second) = packages.mlflow.of("start_run")
-    assert (first["run_name"], first["tags"]) == ("lr-0.1/x", {"sweep": sweep, "optimizer.lr": "0.1"})
-    assert [first["run_id"], second["run_id"]] == [None, "of-mlflow"]
-    assert packages.mlflow.of("set_experiment") == [(("nmt",), {})] * 2
-    params = [part for (part,), _ in packages.mlflow.of("log_params")]
-    assert all(len(part) <= 100 for part in params)
-    assert sum(part.get("encoder.hidden", 0) for part in params) == 16  # sent once: MLflow refuses to change a value
-    assert read_json(run / journal.IDS) == {"wandb": "of-wandb", "mlflow": "of-mlflow"}
-    assert packages.wandb.of("finish") == [((), {"exit_code": 0})] * 2
-    names = [name for name, _, _ in packages.mlflow.calls]
-    assert names[-4:] == ["log_metrics", "wait", "log_artifacts", "end_run"]
-    assert packages.mlflow.of("end_run") == [(("FINISHED",), {})] * 2
+    assert read_json(run / journal.WANDB) == {"id": "of-wandb"}
+    assert wandb.of("finish") == [((), {"exit_code": 0})] * 2
 
 
-def test_mlflow_gets_what_tensorboard_gets(tmp_path: Path, packages: SimpleNamespace) -> None:
-    run = run_in(tmp_path / "run", "logger=[tensorboard,mlflow]")
-    sent: dict[str, list[tuple[int, Any]]] = {}
-    for (values,), options in packages.mlflow.of("log_metrics"):
-        assert not options["synchronous"]  # training must not wait for a server
-        for tag, value in values.items():
-            sent.setdefault(tag, []).append((options["step"], pytest.approx(value, rel=1e-6)))
-    assert sent["best/test_bleu"] == [(3, 1.5)]
-    assert {tag: curve(run, tag) for tag in sent} == sent
+def test_a_tracker_that_refuses_the_run_ends_it_in_one_line(tmp_path: Path, wandb: Package) -> None:
+    wandb.fails_at = "init"
+    with pytest.raises(UserError, match=r"^logger=wandb: cannot be used \(no route to host\); train without it$"):
+        run_in(tmp_path / "run", "logger=wandb")
 
 
-@pytest.mark.parametrize(("name", "method"), [("wandb", "init"), ("mlflow", "start_run")])
-def test_a_tracker_that_refuses_the_run_ends_it_in_one_line(
-    name: str, method: str, tmp_path: Path, packages: SimpleNamespace
-) -> None:
-    getattr(packages, name).fails_at = method
-    with pytest.raises(UserError, match=rf"^logger={name}: cannot be used \(no route to host\); train without it$"):
-        run_in(tmp_path / "run", "logger=[wandb,mlflow]")
-    assert packages.wandb.of("finish") == ([((), {"exit_code": 1})] if name == "mlflow" else [])
-
-
-@pytest.mark.parametrize(("name", "method"), [("wandb", "finish"), ("mlflow", "wait")])
 def test_a_tracker_that_fails_at_the_end_is_a_warning(
-    name: str, method: str, tmp_path: Path, packages: SimpleNamespace, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, wandb: Package, caplog: pytest.LogCaptureFixture
 ) -> None:
-    getattr(packages, name).fails_at = method
-    opened = Journal(RunDirectory(tmp_path), config_of("logger=[wandb,mlflow]"))
+    wandb.fails_at = "finish"
+    opened = Journal(RunDirectory(tmp_path), config_of("logger=wandb"))
     opened.begin(-1, -1, 0, 10)
     opened.training(1, 0.0, {"loss": 1.0, **REST})
     opened.__exit__(KeyboardInterrupt, None, None)
     warnings = [record.getMessage() for record in caplog.records if "logger=" in record.getMessage()]
-    assert warnings == [f"logger={name}: does not have the whole run (no route to host)"]
-    assert packages.wandb.of("finish") == [((), {"exit_code": 1})]
-    assert packages.mlflow.of("end_run") == [(("KILLED",), {})]
+    assert warnings == ["logger=wandb: does not have the whole run (no route to host)"]
+    assert wandb.of("finish") == [((), {"exit_code": 1})]
 
 
 def test_without_loggers_there_is_metrics_jsonl_alone(tmp_path: Path) -> None:
     run = run_in(tmp_path / "run", "logger=[]")
     assert not (run / "tensorboard").exists()
-    assert not (run / journal.IDS).exists()
+    assert not (run / journal.WANDB).exists()
     assert (run / "metrics.jsonl").is_file()
 
 
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        ("logger=[tensorboard,wandb]", "logger=wandb: needs another package: pip install wandb"),
-        (
-            "validation.monitor=comet",
-            "validation.comet_model=Unbabel/wmt22-comet-da: COMET needs another package: pip install unbabel-comet",
-        ),
-    ],
-)
 def test_a_missing_package_is_named_before_anything_is_written(
-    word: str, message: str, tmp_path: Path, tiny_overrides: list[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny_overrides: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # This holds in the command too, which is a fork of this process.
     monkeypatch.setattr(journal, "find_spec", lambda name: None if name == "wandb" else True)
-    done = call("nmt-train", *tiny_overrides, word, f"hydra.run.dir={tmp_path / 'run'}", cwd=tmp_path)
-    assert (done.returncode, done.stderr.decode().splitlines()[-1]) == (2, f"nmt-train: error: {message}")
+    done = call(
+        "nmt-train", *tiny_overrides, "logger=[tensorboard,wandb]", f"hydra.run.dir={tmp_path / 'run'}", cwd=tmp_path
+    )
+    assert (done.returncode, done.stderr.decode().splitlines()[-1]) == (
+        2,
+        "nmt-train: error: logger=wandb: needs another package: pip install wandb",
+    )
     assert not (tmp_path / "run").exists()

@@ -25,7 +25,8 @@ from nmt.model.checkpoints import new_model
 from nmt.model.seq2seq import Seq2Seq
 from nmt.system.machine import Machine
 from nmt.training.losses import Objective, Value
-from nmt.training.trainer import MemoryLimit, Schedule, Trainer, make_optimizer
+from nmt.training.optimizer import Schedule, make_optimizer, make_schedule
+from nmt.training.trainer import MemoryLimit, Trainer
 from nmt.translate.prepared_model import SearchModel
 
 Config = Callable[..., TrainConfig]
@@ -260,7 +261,7 @@ def test_validation_translates_and_measures_by_halves(
 
 
 def schedule(total: int = 100, **values: Any) -> Schedule:  # noqa: ANN401
-    return Schedule(TypeAdapter(schema.Schedule).validate_python(values), total)
+    return make_schedule(TypeAdapter(schema.Schedule).validate_python(values), total)
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nmt.config import schema
+from nmt.config.schema import training as schema
 from nmt.model.seq2seq import StepOutput
 from nmt.ops.draws import sentence_keys
-from nmt.translate.beam import Scorer
-from nmt.translate.phrases import Forbidden, Watch
-from nmt.translate.search import Hypothesis, Limits, SearchBatch, Symbols
-from nmt.translate.translator import make_search
+from nmt.translate.forbidden import Forbidden
+from nmt.translate.sampling import make_search
+from nmt.translate.search import NO_GUIDANCE, Guidance, Hypothesis, Limits, SearchBatch, Symbols
+from nmt.translate.selection import Scorer
 
 PAD, BOS, EOS = 0, 1, 2
 SYMBOLS = Symbols(BOS, EOS, (PAD, BOS))
@@ -30,9 +30,10 @@ PENALTIES = [
 ]
 COMMON: dict[str, Any] = {"min_length": 1, "max_length": 9, "max_ratio": 2, "max_source_length": 9}
 COMMON |= {"batch_tokens": 9, "replace_unknown": False}
+BEAM = {"beam_size": 3, "length_penalty": "none", "alpha": 0.0, "stop": "beam", "coverage_penalty": 0.0}
 SECTIONS: dict[str, dict[str, Any]] = {
     "greedy": {},
-    "beam": {"beam_size": 3, "length_penalty": "none", "alpha": 0.0, "stop": "beam", "coverage_penalty": 0.0},
+    "beam": {**BEAM, "cuda_graphs": True},
     "sampling": {"temperature": 1.0, "top_k": 0, "top_p": 1.0},
 }
 
@@ -134,16 +135,17 @@ def batch_of(
     sentences: Sequence[int] | None = None,
     *,
     forbidden: Forbidden | None = None,
+    guidance: Guidance = NO_GUIDANCE,
     seed: int = 0,
     **fields: Any,  # noqa: ANN401
 ) -> SearchBatch[Prefixes]:
     """Make a batch of sentences for a model with `step` and `start`; by default one sentence per length limit."""
     sentences = list(range(len(limits.max_lengths))) if sentences is None else sentences
-    symbols, rules = SYMBOLS, []
+    symbols = SYMBOLS
     if forbidden is not None:
         symbols = SYMBOLS._replace(banned=(PAD, BOS, *forbidden.always))
-        rules = [partial(Watch, forbidden)]
-    fields = {"keys": partial(sentence_keys, [seed], np.array(sentences)), "rules": rules, **fields}
+    guidance = guidance._replace(forbidden=forbidden)
+    fields = {"keys": partial(sentence_keys, [seed], np.array(sentences)), "guidance": guidance, **fields}
     return SearchBatch(model.step, model.start(sentences), symbols, limits, CPU, **fields)
 
 

@@ -27,9 +27,10 @@ from search_toy import search as configured
 from torch import Tensor
 
 from nmt.model.seq2seq import StepOutput
-from nmt.translate.beam import CACHED_NUMBERS, Coverage, Scorer, Selection, _Finished, beam_search
-from nmt.translate.expansion import Candidates
-from nmt.translate.search import BLOCK, Hypothesis, Limits, pack_top, unpack
+from nmt.translate.beam import CACHED_NUMBERS, _Finished, beam_search
+from nmt.translate.ranking import BLOCK, pack_top, unpack
+from nmt.translate.search import Hypothesis, Limits
+from nmt.translate.selection import Candidates, Coverage, Scorer, Selection
 
 AVERAGE = Scorer("average", 1.0)
 Stop = Literal["beam", "exact"]

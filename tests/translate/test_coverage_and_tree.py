@@ -14,8 +14,9 @@ from search_toy import search as configured
 from torch import Tensor
 
 from nmt.model.seq2seq import StepOutput
-from nmt.translate.beam import Node, Scorer, TreeSelection, beam_search
+from nmt.translate.beam import beam_search
 from nmt.translate.search import Hypothesis, Limits
+from nmt.translate.selection import Node, Scorer, TreeSelection
 
 AVERAGE = Scorer("average", 1.0)
 

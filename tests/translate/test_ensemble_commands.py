@@ -14,7 +14,7 @@ from nmt.compare.compare import group
 from nmt.compare.entry import find_runs, read_run
 from nmt.compare.report import gather
 from nmt.config.errors import UserError
-from nmt.config.schema import Evaluation, TrainConfig
+from nmt.config.schema.commands import Evaluation, TrainConfig
 from nmt.evaluate.evaluation import EvaluationFolder, evaluate_run, score_settings, warn_if_texts_differ
 from nmt.system.files import read_lines
 from nmt.system.run import EVALUATION, RunDirectory
@@ -22,13 +22,13 @@ from nmt.training.job import train
 
 LINES = ["the cat sleeps .", "", "a small dog sees the red house .", "x", "the"]
 TARGETS = ["le chat dort .", "", "un petit chien voit la maison rouge .", "x", ""]
-SETTINGS = score_settings(Evaluation(tokenize="auto", lowercase=False), "fr")
+SETTINGS = score_settings(Evaluation(metrics=["bleu", "chrf", "ter"], tokenize="auto", lowercase=False), "fr")
 MEMBERS = {
     "bahdanau": ["attention=bahdanau"],
     "luong": ["attention=luong_general", "encoder=lstm", "decoder=lstm", "decoder.layers=2", "seed=2"],
     "none": ["attention=none", "embedding.dim=12", "seed=3", "search.beam_size=5"],
 }
-SIZES = ["data.train_size=400", "data.validation_size=20", "data.test_size=20", "data.seed=1", "data.max_length=200"]
+SIZES = ["data.train_size=400", "data.validation_size=8", "data.test_size=12", "data.max_length=200"]
 
 
 @pytest.fixture(scope="module")

@@ -18,10 +18,11 @@ from nmt import Translator
 from nmt.cli.translate import read_controls, with_columns
 from nmt.config.errors import UserError
 from nmt.config.schema.data import TokenizerConfig
-from nmt.data.demo import generate
+from nmt.data.corpus import DemoPairs
 from nmt.data.tokenizer import Tokenizer, make_tokenizers
-from nmt.translate.guidance import Glossary, warn_of_unmet
-from nmt.translate.phrases import Forbidden, occurrences
+from nmt.translate.constraints import occurrences
+from nmt.translate.forbidden import Forbidden
+from nmt.translate.guidance import Glossary
 from nmt.translate.search import Guidance
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -39,9 +40,9 @@ def translator(run: Path) -> Translator:  # noqa: F811
 
 @pytest.fixture(scope="module")
 def pairs() -> tuple[list[str], list[str]]:
-    """Generate 40 English and French lines of the demo corpus."""
-    found = generate(0, 40, 0, seed=7).validation
-    return [english for english, _, _ in found], [french for _, french, _ in found]
+    """Read 40 English and French lines of the demo corpus."""
+    found = [*DemoPairs(1000, 40)]
+    return [pair.source for pair in found], [pair.target for pair in found]
 
 
 def phrases_of(lines: list[str], seed: int = 1) -> list[list[str]]:
@@ -120,25 +121,40 @@ def test_a_glossary_holds_for_whole_words_and_the_longest_phrase(translator: Tra
         assert again.text == both.text
 
 
+def trained(lines: list[str], *overrides: str) -> Tokenizer:
+    config = values_of("train", [*overrides])["tokenizer"]
+    settings = TypeAdapter(TokenizerConfig).validate_python(config)
+    return make_tokenizers(settings, lines, lines).target
+
+
 @pytest.fixture(scope="module")
 def chinese() -> Tokenizer:
     lines = ["我们今天去学校。", "他的学校很大。", "学校在哪里。", "我买了一本书。", "这本书很好看。"]
-    config = values_of("train", ["tokenizer.vocab_size=40"])["tokenizer"]
-    settings = TypeAdapter(TokenizerConfig).validate_python(config)
-    return make_tokenizers(settings, lambda: iter(lines), lambda: iter(lines)).target
+    return trained(lines, "tokenizer.vocab_size=40")
+
+
+def test_phrases_of_bytes_are_forbidden_too() -> None:
+    tokenizer = trained(["a dog", "a cat"] * 9, "tokenizer.vocab_size=275", "tokenizer.byte_fallback=true")
+    spelled = ["".join(tokenizer.pieces(tokenizer.encode_phrase(phrase))) for phrase in ("d\u00f6g", "\u72ac", "dog")]
+    forbidden = Forbidden(spelled, tokenizer.vocabulary())
+    found = [
+        forbidden.contained(tokenizer.encode([line])[0])
+        for line in ("a d\u00f6g", "\u9ce5\u72ac", "a dog", "a d\u00e4g", "\u72ad", "a \u00f6dog")
+    ]
+    assert found == [True, True, True, False, False, False]  # bytes of a letter are no sign before a phrase
 
 
 def test_phrases_of_a_language_without_spaces_are_found_within_a_sentence(chinese: Tokenizer) -> None:
     tokens, phrase = chinese.encode(["我们今天去学校学校。"])[0][:-1], chinese.encode_phrase("学校")
     assert chinese.decode(phrase) == "学校"
-    assert occurrences(tokens, phrase, chinese.boundary()) == 2
-    assert occurrences(tokens, chinese.encode_phrase("今天"), chinese.boundary()) == 1
-    forbidden = Forbidden.spelled(["学校"], chinese.vocabulary())
+    assert occurrences(tokens, phrase, chinese.boundary) == 2
+    assert occurrences(tokens, chinese.encode_phrase("今天"), chinese.boundary) == 1
+    forbidden = Forbidden(["学校"], chinese.vocabulary())
     assert forbidden.contained(tokens)
     assert not forbidden.contained(chinese.encode(["我们去大学。"])[0])
     names = ["▁", "学", "校", "▁学校在", "去学", "校大", "学校", "大学", "▁学"]
     numbers = {piece: token for token, piece in enumerate(names)}
-    watch = Forbidden.spelled(["学校"], numbers)
+    watch = Forbidden(["学校"], numbers)
     for pieces in (
         ["▁学校在"],
         ["去学", "校"],
@@ -179,8 +195,8 @@ def test_no_prefix_is_none_or_empty(translator: Translator) -> None:
 IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"constraints": [["le chien", "chat"]], "forbidden": ["chien"]}, "'le chien', which holds a forbidden"),
     ({"constraints": [["☃", "chat"]]}, "'☃', which holds characters that the tokenizer does not know"),
-    ({"constraints": [["chat", "le chien " * 30]]}, "for which the limit of"),
-    ({"constraints": [["chat"] * 2 + ["dort"] * 99]}, "'dort', for which the limit of"),
+    ({"constraints": [["chat", "le chien " * 30]]}, "for which a length of at most"),
+    ({"constraints": [["chat"] * 2 + ["dort"] * 99]}, "'dort', for which a length of at most"),
     ({"constraints": [["chat"]], "prefixes": ["le chien"], "forbidden": ["chien"]}, "which holds a forbidden phrase"),
     ({"constraints": [["chat"]], "prefixes": ["☃"]}, "its prefix '☃', which holds characters"),
     ({"constraints": [["chat", " "]]}, "'', which is empty"),
@@ -202,7 +218,7 @@ def test_what_is_impossible_is_left_out_with_a_warning(
 def test_constraints_that_a_prefix_leaves_no_room_for(translator: Translator, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         translator.translate(["the"], prefixes=["le chien " * 20], constraints=[["le chien", "chat"]])
-    assert "'chat', for which the limit of 14 tokens" in caplog.text
+    assert "'chat', for which a length of at most 14 " in caplog.text
     assert "leaves no room after its prefix" in caplog.text
     assert "'le chien'" not in caplog.text  # the prefix already contains it
 
@@ -212,7 +228,7 @@ def test_what_was_not_found_has_a_warning(translator: Translator, caplog: pytest
     wanted = [[tokens[:-1]] for tokens in target.encode(["chat dort", "chien", "un"])]
     pieces = [target.pieces(tokens) for tokens in target.encode(["un chat dort .", "un chat .", "une ."])]
     with caplog.at_level(logging.WARNING):
-        warn_of_unmet(translator, Guidance(constraints=wanted), pieces, first_line=4)
+        translator.guide.warn_of_unmet(Guidance(constraints=wanted), pieces, first_line=4)
     messages = [record.getMessage() for record in caplog.records]
     assert [message.partition(" up to ")[0] for message in messages] == [
         "line 5: nothing found with 'chien'",
@@ -257,7 +273,7 @@ def test_unknown_arguments_are_refused(translator: Translator) -> None:
     for name, hint in (("forbiden", "did you mean 'forbidden'"), ("beam_size", r"belong to Translator\.load")):
         with pytest.raises(UserError, match=f"{name}: unknown argument of a translation; .*{hint}"):
             translator.translate(["the cat"], **{name: ["chat"]})  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="1 sources and 2 translations"):
+    with pytest.raises(UserError, match="sources: 1, translations: 2; give one"):
         translator.score(["the cat"], ["le chat", "le"])
     with pytest.raises(UserError, match="nbest=0: less than one"):
         translator.translate_nbest(["the cat"], 0)
@@ -374,8 +390,8 @@ def test_a_text_is_continued(steered: Translator) -> None:
         ({"attend": {0: 99}}, "step 0 attends to position 99, but the source has positions 0 to"),
         ({"attend": {0: -1}}, "step 0 attends to position -1"),
         ({"attend": {-1: 0}}, "step -1 does not exist"),
-        ({"attend": {2: [0.5]}}, "step 2 has 1 weights for"),
-        ({"attend": {2: [2.0] + [0.0] * 50}}, "step 2 has 51 weights for"),
+        ({"attend": {2: [0.5]}}, "step 2 needs a weight for each source token, .* not 1"),
+        ({"attend": {2: [2.0] + [0.0] * 50}}, "step 2 needs a weight for each source token, .* not 51"),
         ({"prefix": ["not a piece"]}, "'not a piece' is no piece"),
         ({"prefix": ["</s>"]}, "'</s>' is no piece"),
     ],

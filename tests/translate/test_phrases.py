@@ -4,7 +4,7 @@ import itertools
 import math
 import random
 from collections import Counter
-from functools import cache, partial
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -12,11 +12,13 @@ import pytest
 from search_toy import EOS, NO_PENALTY, Toy, batch_of, bits, enumerate_all
 from search_toy import search as configured
 
-from nmt.translate.beam import Scorer, Selection, beam_search
-from nmt.translate.expansion import Candidates
-from nmt.translate.phrases import Allocation, Automata, Forbidden, allocate_slots, occurrences
-from nmt.translate.search import Hypothesis, Limits
+from nmt.translate.beam import beam_search
+from nmt.translate.constraints import Allocation, Automata, allocate_slots, occurrences
+from nmt.translate.forbidden import Forbidden, kind_of
+from nmt.translate.search import Guidance, Hypothesis, Limits
+from nmt.translate.selection import Candidates, Scorer, Selection
 
+SPACE = "▁"
 Phrases = list[list[int]]
 VOCABULARY = 7
 CONTINUES = 6  # the only token that continues a word
@@ -79,8 +81,8 @@ def search(
     sentences: list[int] | None = None,
     forbidden: Forbidden | None = None,
 ) -> list[list[Hypothesis]]:
-    selection = partial(Allocation, constraints=constraints, boundary=BOUNDARY)
-    batch = batch_of(toy, limits, sentences, forbidden=forbidden, selection=selection)
+    guidance = Guidance(constraints=constraints, boundary=BOUNDARY)
+    batch = batch_of(toy, limits, sentences, forbidden=forbidden, guidance=guidance)
     return configured("beam", batch, n, beam_size=beam, length_penalty=penalty.kind, alpha=penalty.alpha)
 
 
@@ -201,7 +203,7 @@ def test_slots_are_dealt_as_by_plain_loops() -> None:
 
 def test_forbidden_and_required_phrases_together() -> None:
     toy, limits = Toy(8, VOCABULARY), Limits(0, [5])
-    forbidden = Forbidden({("", 3): "a", ("a", 4): "ab"}, {"a": [5], "ab": [3], "": [6]})  # forbids 3 5, 3 4 3 and 6
+    forbidden = Forbidden(["▁a▁c", "▁a▁b▁a", "▁d"], {"▁a": 3, "▁b": 4, "▁c": 5, "▁d": 6})
     phrases = [[3], [4]]
     (found,) = search(toy, limits, [phrases], LARGE, n=4, forbidden=forbidden)
     fitting = [
@@ -219,7 +221,7 @@ PHRASES = ["▁ab▁a", "▁b"]
 
 def spelled(phrases: list[str]) -> Forbidden:
     ids = {piece: token for token, piece in PIECES.items()}
-    return Forbidden.spelled(phrases, ids)
+    return Forbidden(phrases, ids)
 
 
 def bad(tokens: list[int]) -> bool:
@@ -277,8 +279,44 @@ def test_tokens_contain_a_phrase_or_not() -> None:
 def test_signs_before_and_after_a_phrase_do_not_hide_it(pieces: list[str], expected: bool) -> None:
     names = ["▁a", "▁dog", "▁dog.", "▁dogs", "▁dog-", '▁"', '"', "dog", "do", "g", "g.", "▁", "▁-"]
     vocabulary = {piece: token for token, piece in enumerate(names)}
-    forbidden = Forbidden.spelled(["▁dog"], vocabulary)
+    forbidden = Forbidden(["▁dog"], vocabulary)
     assert forbidden.contained([vocabulary[piece] for piece in pieces]) == expected
     order = np.array([token for token in reversed(range(len(names)))])
     smaller = forbidden.within(order)  # the same phrases, with the token numbers of a shortlist
     assert smaller.contained([int(np.flatnonzero(order == vocabulary[piece])[0]) for piece in pieces]) == expected
+
+
+def plainly_contained(text: str, ends: set[int], phrase: str) -> bool:
+    """Search a phrase at each position of a text, whose pieces end at `ends`."""
+    after_sign = {i for i in range(1, len(text)) if kind_of(text[i - 1]) == "."}
+    for start in range(len(text)):
+        for spelled in [phrase] + [phrase[1:]] * (phrase[0] == "▁" and start in after_sign):
+            end = start + len(spelled)
+            whole = phrase[0] != "▁" or end in ends or kind_of(text[end : end + 1] or " ") == "."
+            if spelled and text.startswith(spelled, start) and whole:
+                return True
+    return False
+
+
+@pytest.mark.parametrize("letters", ["国民▁", "国民中", "ab▁", "a▁.", "犬a▁.", "犬鳥▁-"])
+def test_phrases_are_found_as_by_a_plain_search(letters: str) -> None:
+    draw = random.Random(1)
+
+    def text(longest: int) -> str:
+        return "".join(draw.choices(letters, k=draw.randint(1, longest)))
+
+    found = []
+    for _ in range(800):
+        vocabulary = {piece: token for token, piece in enumerate(dict.fromkeys(text(4) for _ in range(6)))}
+        starts = [SPACE if letters[0] < "z" else draw.choice(["", SPACE, letters[0]]) for _ in range(3)]
+        phrases = [start + text(3).replace(SPACE * 2, SPACE) for start in starts[: draw.randint(1, 3)]]
+        phrases = [phrase for phrase in phrases if (phrase[1:] and phrase[0] == SPACE) or kind_of(phrase[0]) == "c"]
+        pieces = draw.choices(list(vocabulary), k=draw.randint(1, 6))
+        ends = {1 + end for end in itertools.accumulate(map(len, pieces))}
+        expected = any(plainly_contained("".join(["▁", *pieces]), ends, phrase) for phrase in phrases)
+        assert Forbidden(phrases, vocabulary).contained([vocabulary[piece] for piece in pieces]) == expected, (
+            phrases,
+            pieces,
+        )
+        found.append(expected)
+    assert 0.1 < sum(found) / len(found) < 0.9

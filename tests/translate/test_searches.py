@@ -14,7 +14,7 @@ from nmt.config.schema import TrainConfig
 from nmt.evaluate.evaluation import align
 from nmt.explain.explanation import beam_tree
 from nmt.translate.similarity import Utility, mean_utilities
-from nmt.translate.translator import Translation
+from nmt.translate.translation import Translation
 
 SAMPLING: dict[str, Any] = {"kind": "sampling", "temperature": 0.7, "top_k": 0, "top_p": 0.95}
 MBR = {**SAMPLING, "kind": "mbr", "candidates": "sampling", "n_candidates": 6, "utility": "chrf"}
@@ -69,8 +69,8 @@ def test_candidates_of_equal_text_count_once(run: Path) -> None:  # noqa: F811
     [
         ({"coverage_penalty": -1}, "search.coverage_penalty=-1: input should be greater than or equal to 0"),
         ({"kind": "greedy", "coverage_penalty": 1}, "search.coverage_penalty: unknown key"),
-        (MBR | {"utility": "comet"}, "search.utility=comet: not one of chrf, bleu"),
-        (MBR | {"n_candidates": 1}, "nbest=2: more than the 1 candidates; set search.n_candidates=2"),
+        (MBR | {"utility": "rouge"}, "search.utility=rouge: not one of chrf, bleu"),
+        (MBR | {"n_candidates": 1}, "nbest=2: more than search.n_candidates=1; set search.n_candidates=2"),
         ({"kind": "greedy"}, "nbest=2: greedy search returns one; use search=beam search.beam_size=2"),
     ],
 )

@@ -13,8 +13,8 @@ from trained import run as trained_run  # noqa: F401
 from nmt import Translator
 from nmt.config.errors import UserError
 from nmt.system.run import RunDirectory, load_config
-from nmt.translate.search import BLOCK
-from nmt.translate.shortlist import Shortlist, load_shortlist, translation_counts
+from nmt.translate.ranking import BLOCK
+from nmt.translate.shortlist import Shortlist, load_or_make_shortlist, translation_counts
 
 
 @pytest.fixture(scope="module")
@@ -88,12 +88,12 @@ def test_expected_counts_are_those_of_model_1() -> None:
 
 def test_is_made_once_and_kept_with_the_run(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config(run.config)
-    first = load_shortlist("auto", run, config)
+    first = load_or_make_shortlist("auto", run, config)
     path = run.path / "shortlist.safetensors"
     assert path.is_file()
     monkeypatch.setattr("nmt.translate.shortlist.prepare", None)  # fails if the shortlist is made again
     for value in ("auto", str(path)):
-        again = load_shortlist(value, run, config)
+        again = load_or_make_shortlist(value, run, config)
         assert {name: array.tolist() for name, array in again.arrays().items()} == {
             name: array.tolist() for name, array in first.arrays().items()
         }
@@ -146,17 +146,17 @@ def test_a_search_uses_no_other_tokens(run: RunDirectory) -> None:
 
 def test_damaged_and_foreign_files_are_one_line(run: RunDirectory, tmp_path: Path) -> None:
     config = load_config(run.config)
-    whole = load_shortlist("auto", run, config)
+    whole = load_or_make_shortlist("auto", run, config)
     damaged = tmp_path / "damaged.safetensors"
     damaged.write_bytes((run.path / "shortlist.safetensors").read_bytes()[:-8])
     with pytest.raises(UserError, match=r"shortlist=.*damaged.safetensors is not a shortlist of this vocabulary"):
-        load_shortlist(str(damaged), run, config)
+        load_or_make_shortlist(str(damaged), run, config)
     with pytest.raises(UserError, match="cannot be read"):
-        load_shortlist(str(tmp_path / "none"), run, config)
+        load_or_make_shortlist(str(tmp_path / "none"), run, config)
     other = tmp_path / "other.safetensors"
     save_file({**whole.arrays(), "ends": whole.ends[:-1], "candidates": whole.candidates[: whole.ends[-2]]}, other)
     with pytest.raises(UserError, match="belongs to another source vocabulary"):
-        load_shortlist(str(other), run, config)
+        load_or_make_shortlist(str(other), run, config)
 
 
 def test_an_evaluation_with_it_stands_beside_the_run_s_own(run: RunDirectory, tmp_path: Path) -> None:

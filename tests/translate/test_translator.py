@@ -15,8 +15,8 @@ import torch
 from trained import LINES, run  # noqa: F401
 
 from nmt import Translator
-from nmt.config import schema
 from nmt.config.errors import UserError
+from nmt.config.schema import training as schema
 from nmt.translate import translator as module
 
 SAMPLING = {"kind": "sampling", "temperature": 1.0, "top_k": 0, "top_p": 1.0}
@@ -170,8 +170,15 @@ def test_lengths_are_limited(run: Path) -> None:  # noqa: F811
         with torch.no_grad():
             eager.model.output.bias[eager.tokenizers.target.eos] += 100  # EOS is the most probable token at each step
         assert len(eager.translate(LINES[:1])[0].tokens) == wanted
-    ratio = Translator.load(run, search={"max_ratio": 0.1, "min_length": 200, "max_length": 200}).translate(["the"])[0]
-    assert len(ratio.tokens) == 10
+
+
+def test_a_source_too_short_for_the_least_length_is_named(run: Path, caplog: pytest.LogCaptureFixture) -> None:  # noqa: F811
+    short = Translator.load(run, search={"max_ratio": 0.1, "min_length": 12, "max_length": 200})
+    logging.getLogger("nmt").propagate = True
+    found = short.translate(["the", "", "the cat " * 20, "the dog"], first_line=3)
+    assert len(found[0].tokens) == 10
+    assert len(found[2].tokens) >= 12
+    assert "line 3 and 1 more: shorter than search.min_length=12, as search.max_ratio=0.1 allows no more" in caplog.text
 
 
 def test_a_long_source_is_cut_with_a_warning(run: Path, caplog: pytest.LogCaptureFixture) -> None:  # noqa: F811
@@ -225,7 +232,7 @@ def test_word_weights_name_the_words_of_both_sentences(translator: Translator) -
         ({"checkpoint": "worst"}, "checkpoint=worst: not one of best, last"),
         ({"device": "cuda"}, "device=cuda"),
         ({"device": "gpu"}, "device=gpu: not one of auto, cpu, cuda, mps"),
-        ({"precision": "float32"}, "precision=float32: not one of .*; did you mean 'fp32'"),
+        ({"precision": "fp23"}, "precision=fp23: not one of .*; did you mean 'fp32'"),
         ({"threads": 0}, "threads=0: input should be greater than 0"),
         ({"search": "greedy"}, "search=greedy: is a section"),
         ({"precision": "fp16"}, "precision=fp16 needs a CUDA GPU"),

@@ -4,7 +4,7 @@ Numbers have an upper limit far beyond any published system, so that a typing er
 exhausts the memory or overflows float32.
 """
 
-import math
+import re
 import types
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
@@ -23,7 +23,6 @@ class Meaning(Enum):
     """
 
     PATH = "names a file or a folder, which may have been moved"
-    CHECKPOINT = "names a file if it ends in .ckpt, else a model of the Hugging Face hub"
     NO_EFFECT = "changes nothing but rounding and the masks of dropout in a run's results"
     LENGTH = "decides when training stops: may change on resume, but runs that differ in it are different systems"
     DISPLAY = "decides what a validation shows: may change on resume, and runs that differ in it are the same system"
@@ -83,35 +82,59 @@ FirstLayer = Annotated[bool | Annotated[int, Field(ge=2, le=100)], BeforeValidat
 Bidirectional = Annotated[bool | Literal["first"], BeforeValidator(_refuse_unless_directions)]
 
 
-# In the values of a Conflict: GIVEN stands for any value but null, false and 0; ANY for any value.
-GIVEN = object()
-ANY = object()
-_MISSING = object()
+class Conflict:
+    """A combination of values that makes no sense, stated as the message that refuses it:
 
+    "KEY=VALUE needs NEEDS, but KEY=VALUE and KEY=VALUE; REMEDY"
 
-class Conflict(NamedTuple):
-    """A combination of values that makes no sense: one value needs something that the other values rule out.
-
-    The message is "KEY=VALUE needs NEEDS, but KEY=VALUE and KEY=VALUE; REMEDY".
+    It occurs where all these terms hold, and `when` as well. A term is KEY=VALUE, KEY=VALUE|VALUE, KEY!=VALUE or
+    KEY>NUMBER, or a KEY alone, whose value `when` compares. A key may end in an attribute that tells what a section can
+    do, such as "score.reads_keys"; the message then shows the kind of this section. The remedy may hold attributes of
+    the section, such as "{self.encoder.output_dim}".
     """
 
-    values: Mapping[str, object]
-    """Key -> its value in the conflict, a set of such values, GIVEN or ANY. The first key has the need. A key may end
-    in a class attribute of a section, such as "score.reads_keys", which the message shows as that section's kind."""
-    needs: str
-    remedy: str | Callable[[Any], str]
-    when: Callable[[Any], bool] = lambda section: True
+    def __init__(self, statement: str, when: Callable[[Any], bool] = lambda section: True) -> None:
+        problem, _, self.remedy = statement.partition("; ")
+        subject, _, problem = problem.partition(" needs ")
+        self.needs, *others = problem.rsplit(", but ", 1)
+        self.terms = [_term(text) for part in (subject, *others) for text in part.split(" and ")]
+        self.when = when
+
+    @classmethod
+    def each(cls, *statements: str) -> "tuple[Conflict, ...]":
+        """Make a conflict of each statement."""
+        return tuple(map(cls, statements))
 
     def occurs_in(self, section: "Section") -> bool:
         """Return whether the section has these values and `when` holds."""
-        return all(_is(_value(section, key), value) for key, value in self.values.items()) and self.when(section)
+        return all(term.holds_in(section) for term in self.terms) and self.when(section)
 
     def message(self, section: "Section") -> str:
-        """Name the keys, their values and the remedy in one line."""
-        subject, *others = (_shown(section, key) for key in self.values)
+        """State the conflict in one line, with the section's own values."""
+        subject, *others = (_shown(section, term.key) for term in self.terms)
         but = f", but {' and '.join(others)}" if others else ""
-        remedy = self.remedy if isinstance(self.remedy, str) else self.remedy(section)
-        return f"{subject} needs {self.needs}{but}; {remedy}"
+        return f"{subject} needs {self.needs}{but}; {self.remedy.format(self=section)}"
+
+
+class _Term(NamedTuple):
+    key: str
+    operator: str = ""
+    operand: str = ""
+
+    def holds_in(self, section: "Section") -> bool:
+        value = _value(section, self.key)
+        if value is _MISSING or not self.operator:
+            return value is not _MISSING
+        if self.operator == ">":
+            return isinstance(value, int | float) and value > float(self.operand)
+        return (format_value(value) in self.operand.split("|")) == (self.operator == "=")
+
+
+def _term(text: str) -> _Term:
+    return _Term(*re.split("(=|!=|>)", text, maxsplit=1))
+
+
+_MISSING = object()
 
 
 def _value(section: Any, key: str) -> object:  # noqa: ANN401
@@ -119,19 +142,6 @@ def _value(section: Any, key: str) -> object:  # noqa: ANN401
     for part in key.split("."):
         section = getattr(section, part, _MISSING)
     return section
-
-
-def _is(value: object, expected: object) -> bool:
-    if value is _MISSING:
-        return False
-    if isinstance(expected, set):
-        return value in expected
-    return expected is ANY or (bool(value) if expected is GIVEN else value == expected)
-
-
-def next_multiple(number: int, factor: int) -> int:
-    """Round the number up to a multiple of `factor`."""
-    return factor * math.ceil(number / factor)
 
 
 def _shown(section: Any, key: str) -> str:  # noqa: ANN401
@@ -207,7 +217,7 @@ def with_paths(annotation: Any, value: Any, change: Callable[[str], str]) -> Any
         return [with_paths(element(annotation), part, change) for part in value]
     if not isinstance(value, str):
         return value
-    is_file = means(annotation, Meaning.PATH) or (means(annotation, Meaning.CHECKPOINT) and value.endswith(".ckpt"))
+    is_file = means(annotation, Meaning.PATH)
     return change(value) if is_file else value
 
 

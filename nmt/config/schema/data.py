@@ -6,8 +6,6 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from nmt.config.schema.base import (
-    ANY,
-    GIVEN,
     AtLeastOne,
     Conflict,
     Count,
@@ -16,11 +14,10 @@ from nmt.config.schema.base import (
     Name,
     PathName,
     Section,
-    Seed,
     one_as_list,
 )
 
-DemoSize = Annotated[int, Field(gt=0, le=10_000_000)]  # number of sentences, which are generated in memory
+DemoSize = Annotated[int, Field(gt=0, le=500)]  # sentence pairs for validation or testing of the built-in corpus
 Parts = Annotated[list[PathName], Field(min_length=1), one_as_list]  # files of a split: paths, prefixes or patterns
 # A column of a table, by the name in its header or by its number.
 Column = Annotated[Name, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
@@ -53,10 +50,14 @@ class DemoData(Corpus):
     kind: Literal["demo"]
     source_lang: Literal["en"]
     target_lang: Literal["fr"]
-    train_size: DemoSize
+    train_size: Annotated[int, Field(gt=0, le=16_000)]
     validation_size: DemoSize
     test_size: DemoSize
-    seed: Seed
+
+
+SAME_COLUMN = (
+    "target_column needs another column: the same text is on both sides, but source_column; change one of them"
+)
 
 
 class FilesData(Corpus):
@@ -71,17 +72,11 @@ class FilesData(Corpus):
 
     conflicts = (
         Conflict(
-            {"target_lang": ANY, "source_lang": ANY},
-            "another language or column: the same text is on both sides",
+            "target_lang needs another language or column: the same text is on both sides, but source_lang; "
             "set source_lang and target_lang, or source_column and target_column",
             lambda data: data.source_lang == data.target_lang and data.columns[0] == data.columns[1],
         ),
-        Conflict(
-            {"target_column": ANY, "source_column": ANY},
-            "another column: the same text is on both sides",
-            "change one of them",
-            lambda data: data.source_lang != data.target_lang and data.columns[0] == data.columns[1],
-        ),
+        Conflict(SAME_COLUMN, lambda data: data.source_lang != data.target_lang and data.columns[0] == data.columns[1]),
     )
 
     @property
@@ -108,14 +103,7 @@ class HubData(Corpus):
     path: PathName | None
     path_splits: Splits
 
-    conflicts = (
-        Conflict(
-            {"target_column": ANY, "source_column": ANY},
-            "another column: the same text is on both sides",
-            "change one of them",
-            lambda data: data.source_column == data.target_column,
-        ),
-    )
+    conflicts = (Conflict(SAME_COLUMN, lambda data: data.source_column == data.target_column),)
 
 
 Code = Annotated[str, Field(pattern=r"^[A-Za-z][\w.-]*$", max_length=100)]  # language code, which becomes part of a tag
@@ -246,9 +234,7 @@ class TrainedTokenizer(SegmentationSampling):
     split_punctuation: bool
     lowercase: bool
 
-    conflicts = (
-        Conflict({"sampling": GIVEN, "kind": {"char", "word"}}, "pieces that can be split", "use kind=bpe or unigram"),
-    )
+    conflicts = Conflict.each("sampling>0 needs pieces that can be split, but kind=char|word; use kind=bpe or unigram")
 
 
 class FileTokenizer(SegmentationSampling):

@@ -4,14 +4,13 @@
 such as `reads_keys` of a score, which state properties of the module that a section configures.
 """
 
+import math
 import warnings
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from nmt.config.schema.base import (
-    ANY,
-    GIVEN,
     Bidirectional,
     Conflict,
     CountOrZero,
@@ -25,7 +24,6 @@ from nmt.config.schema.base import (
     Section,
     Temperature,
     Units,
-    next_multiple,
 )
 from nmt.config.schema.data import VocabularySize
 
@@ -89,12 +87,15 @@ class LocationAwareScore(AnyScore):
     reads_past = True
     conflicts = (
         Conflict(
-            {"width": ANY},
-            "to be odd, to be centred on a position",
-            lambda score: f"try width={score.width + 1}",
-            lambda score: score.width % 2 == 0,
+            "width needs to be odd, to be centred on a position; try width={self.odd_width}",
+            lambda score: score.width != score.odd_width,
         ),
     )
+
+    @property
+    def odd_width(self) -> int:
+        """The width, or the next odd number."""
+        return self.width | 1
 
 
 class GaussianMixtureScore(AnyScore):
@@ -175,7 +176,7 @@ class HardMonotonic(AnyNormalizer):
 
     noise: NonNegative
     initial_offset: Annotated[float, Field(ge=-1e6, le=1e6)]
-    outside_training: Literal["stop", "expected"] = "stop"  # runs from before there was a choice do not have this key
+    outside_training: Literal["stop", "expected"]
     reads_past = gives_log_weights = True
     takes_window = always_sums_to_one = False
 
@@ -287,19 +288,21 @@ class Heads(Section):
     dim: Units
     conflicts = (
         Conflict(
-            {"dim": ANY, "heads": ANY},
-            "to be divisible by the number of heads",
-            lambda projection: f"try dim={next_multiple(projection.dim, projection.heads)}",
-            lambda projection: projection.dim % projection.heads,
+            "dim needs to be divisible by the number of heads, but heads; try dim={self.divisible_dim}",
+            lambda projection: projection.dim != projection.divisible_dim,
         ),
     )
 
+    @property
+    def divisible_dim(self) -> int:
+        """The least multiple of the number of heads from `dim` on."""
+        return self.heads * math.ceil(self.dim / self.heads)
+
 
 Projection = Annotated[NoHeads | Heads, Field(discriminator="kind")]
-UNUSED_PROJECTION = Conflict(
-    {"projection.kind": "heads", "score.reads_keys": False},
-    "a score that reads the keys",
-    "use projection=none, or another score such as scaled_dot",
+UNUSED_PROJECTION = (
+    "projection.kind=heads needs a score that reads the keys, but score.reads_keys=false; "
+    "use projection=none, or another score such as scaled_dot"
 )
 
 
@@ -312,56 +315,27 @@ class ScoredAttention(Section):
     coverage: Coverage
     projection: Projection
     dropout: Probability
-    conflicts = (
-        Conflict(
-            {"normalizer.takes_window": False, "window.kind": {"local_m", "local_p"}},
-            "positions that a window may leave out",
-            "use attention/window=global, or attention/normalizer=softmax",
-        ),
-        Conflict(
-            {"score.kind": "gaussian_mixture", "normalizer.always_sums_to_one": False},
-            "a normalizer that leaves it to the score how far the attention moves on",
-            "use attention/normalizer=softmax, or attention/score=normed_additive",
-        ),
+    conflicts = Conflict.each(
+        "normalizer.takes_window=false needs positions that a window may leave out, but window.kind=local_m|local_p; "
+        "use attention/window=global, or attention/normalizer=softmax",
+        "score.kind=gaussian_mixture needs a normalizer that leaves it to the score how far the attention moves on, "
+        "but normalizer.always_sums_to_one=false; "
+        "use attention/normalizer=softmax, or attention/score=normed_additive",
         UNUSED_PROJECTION,
-        Conflict(
-            {"coverage.kind": "linear", "score.linear_in_keys": False},
-            "a score with a linear term in the keys, to which it adds",
-            "use attention/score=additive, or attention/coverage=none",
-        ),
-        Conflict(
-            {
-                "alignment.kind": {"sampled", "straight_through", "marginal", "variational", "posterior"},
-                "normalizer.always_sums_to_one": False,
-            },
-            "a distribution over positions",
-            "use attention/alignment=expected, or attention/normalizer=first_order_monotonic",
-        ),
-        Conflict(
-            {"dropout": GIVEN, "alignment.selects_one": True},
-            "several positions, of which it drops some",
-            "set attention.dropout=0, or use attention/alignment=expected",
-        ),
-        Conflict(
-            {"coverage.loss_weight": GIVEN, "alignment.differentiable": False},
-            "a gradient through the weights",
-            "set attention.coverage.loss_weight=0, or use attention/alignment=straight_through",
-        ),
-        Conflict(
-            {"alignment.latent": True, "projection.kind": "heads"},
-            "a single head, over whose positions it sums",
-            "use attention/projection=none, or attention/alignment=sampled",
-        ),
-        Conflict(
-            {"coverage.loss_weight": GIVEN, "alignment.kind": "posterior"},
-            "a coverage of distributions, not of posteriors",
-            "set attention.coverage.loss_weight=0, or use attention/alignment=marginal",
-        ),
-        Conflict(
-            {"alignment.kind": "variational", "normalizer.gives_log_probs": False},
-            "the logarithms of the distribution",
-            "use attention/normalizer=softmax or linear_chain, or attention/alignment=marginal",
-        ),
+        "coverage.kind=linear needs a score with a linear term in the keys, to which it adds, "
+        "but score.linear_in_keys=false; use attention/score=additive, or attention/coverage=none",
+        "alignment.kind!=expected needs a distribution over positions, but normalizer.always_sums_to_one=false; "
+        "use attention/alignment=expected, or attention/normalizer=first_order_monotonic",
+        "dropout>0 needs several positions, of which it drops some, but alignment.selects_one=true; "
+        "set attention.dropout=0, or use attention/alignment=expected",
+        "coverage.loss_weight>0 needs a gradient through the weights, but alignment.differentiable=false; "
+        "set attention.coverage.loss_weight=0, or use attention/alignment=straight_through",
+        "alignment.latent=true needs a single head, over whose positions it sums, but projection.kind=heads; "
+        "use attention/projection=none, or attention/alignment=sampled",
+        "coverage.loss_weight>0 needs a coverage of distributions, not of posteriors, but alignment.kind=posterior; "
+        "set attention.coverage.loss_weight=0, or use attention/alignment=marginal",
+        "alignment.kind=variational needs the logarithms of the distribution, but normalizer.gives_log_probs=false; "
+        "use attention/normalizer=softmax or linear_chain, or attention/alignment=marginal",
     )
 
     @property
@@ -402,7 +376,7 @@ class EncoderSelfAttention(Section):
     normalizer: Annotated[SoftNormalizer, Field(discriminator="kind")]
     projection: Projection
     dropout: Probability
-    conflicts = (UNUSED_PROJECTION,)
+    conflicts = Conflict.each(UNUSED_PROJECTION)
 
 
 SelfAttention = Annotated[NoSelfAttention | EncoderSelfAttention, Field(discriminator="kind")]
@@ -445,9 +419,8 @@ class Network(Section):
     residual: FirstLayer
     conflicts: ClassVar[tuple[Conflict, ...]] = (
         Conflict(
-            {"residual": ANY, "layers": ANY},
-            "a layer that adds its output to its input",
-            lambda network: f"set layers={network.first_residual} or more, or residual=false",
+            "residual needs a layer that adds its output to its input, but layers; "
+            "set layers={self.first_residual} or more, or residual=false",
             lambda network: network.first_residual > network.layers,
         ),
     )
@@ -463,16 +436,11 @@ class Encoder(Network):
     self_attention: SelfAttention
     conflicts = (
         *Network.conflicts,
-        Conflict(
-            {"bidirectional": "first", "layers": 1},
-            "layers in one direction above the first",
+        *Conflict.each(
+            "bidirectional=first needs layers in one direction above the first, but layers=1; "
             "set layers=2 or more, or bidirectional=true",
-        ),
-        Conflict(
-            {"residual": ANY, "bidirectional": "first"},
-            "layers of equal width, but the second layer's input has twice the width",
-            "set residual=3 or more, or bidirectional=true",
-            lambda encoder: encoder.first_residual == 2,  # noqa: PLR2004
+            "residual=true|2 needs layers of equal width, but the second layer's input has twice the width, "
+            "but bidirectional=first; set residual=3 or more, or bidirectional=true",
         ),
     )
 
@@ -498,14 +466,10 @@ class Decoder(Network):
     bridge: Literal["final", "mean"]
     conflicts = (
         *Network.conflicts,
-        Conflict(
-            {"attend": "first_layer", "layers": 1},
-            "layers above the first to feed the context into",
+        *Conflict.each(
+            "attend=first_layer needs layers above the first to feed the context into, but layers=1; "
             "set layers=2 or more, or attend=after",
-        ),
-        Conflict(
-            {"input_feeding": True, "attend": "first_layer"},
-            "a first layer that reads more than the previous word",
+            "input_feeding=true needs a first layer that reads more than the previous word, but attend=first_layer; "
             "set input_feeding=false, or attend=after",
         ),
     )
@@ -519,62 +483,37 @@ class Model(Section):
     decoder: Decoder
     attention: Attention
     conflicts = (
-        Conflict(
-            {"decoder.attend": {"before", "between", "first_layer"}, "attention.kind": "none"},
-            "an attention",
-            "set it to after",
+        *Conflict.each(
+            "decoder.attend=before|between|first_layer needs an attention, but attention.kind=none; set it to after",
+            "encoder.self_attention.kind=attention needs a decoder that reads the encoder's states, "
+            "but attention.kind=none and decoder.bridge=final; set decoder.bridge=mean",
         ),
         Conflict(
-            {"encoder.self_attention.kind": "attention", "attention.kind": "none", "decoder.bridge": "final"},
-            "a decoder that reads the encoder's states",
-            "set decoder.bridge=mean",
-        ),
-        Conflict(
-            {
-                "attention.score.kind": ANY,
-                "decoder.hidden": ANY,
-                "encoder.hidden": ANY,
-                "encoder.bidirectional": ANY,
-            },
-            "states of decoder and encoder of equal size",
-            lambda model: (
-                f"set decoder.hidden={model.encoder.output_dim}, or use attention/score=general or "
-                "attention/projection=heads"
-            ),
+            "attention.score.kind needs states of decoder and encoder of equal size, "
+            "but decoder.hidden and encoder.hidden and encoder.bidirectional; set "
+            "decoder.hidden={self.encoder.output_dim}, or use attention/score=general or attention/projection=heads",
             lambda model: model.attention.needs_equal_sizes and model.decoder.hidden != model.encoder.output_dim,
         ),
         *(
             Conflict(
-                {key: True, "decoder.readout_dim": ANY, "embedding.dim": ANY},
-                "a readout of the embeddings' size",
+                f"{key}=true needs a readout of the embeddings' size, but decoder.readout_dim and embedding.dim; "
                 f"set them equal, or {key}=false",
                 lambda model: model.decoder.readout_dim != model.embedding.dim,
             )
             for key in ("embedding.tie_output", "decoder.lexical")
         ),
-        *(
-            Conflict({key: True, "attention.kind": "none"}, "an attention", "set it to false, or choose an attention")
-            for key in ("decoder.copy", "decoder.lexical")
-        ),
         Conflict(
-            {"attention.alignment.kind": "posterior", "decoder.input_feeding": False},
-            "later steps that read what it changes",
-            "set decoder.input_feeding=true, or use attention/normalizer=first_order or attention/alignment=marginal",
+            "attention.alignment.kind=posterior needs later steps that read what it changes, "
+            "but decoder.input_feeding=false; set decoder.input_feeding=true, "
+            "or use attention/normalizer=first_order or attention/alignment=marginal",
             lambda model: not model.attention.reads_past_weights,
         ),
-        Conflict(
-            {
-                "attention.dropout": GIVEN,
-                "attention.alignment.latent": True,
-                "decoder.attend": "after",
-                "decoder.input_feeding": False,
-            },
-            "a decoder that reads the mean context",
-            "set it to 0, or use decoder.dropout",
-        ),
-        Conflict(
-            {"decoder.copy": True, "attention.alignment.latent": True},
-            "one prediction to mix with copies, not one for each source position",
-            "set decoder.copy=false, or use attention/alignment=expected",
+        *Conflict.each(
+            "decoder.copy=true needs an attention, but attention.kind=none; set it to false, or choose an attention",
+            "decoder.lexical=true needs an attention, but attention.kind=none; set it to false, or choose an attention",
+            "attention.dropout>0 needs a decoder that reads the mean context, but attention.alignment.latent=true "
+            "and decoder.attend=after and decoder.input_feeding=false; set it to 0, or use decoder.dropout",
+            "decoder.copy=true needs one prediction to mix with copies, not one for each source position, "
+            "but attention.alignment.latent=true; set decoder.copy=false, or use attention/alignment=expected",
         ),
     )

@@ -5,8 +5,6 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from nmt.config.schema.base import (
-    ANY,
-    GIVEN,
     Conflict,
     Count,
     CountOrZero,
@@ -33,15 +31,26 @@ class Distillation(Section):
     teacher_weight: Annotated[float, Field(gt=0.0, le=1.0)]
 
 
-Objective = Annotated[Likelihood | Distillation, Field(discriminator="kind")]
+Objective = Annotated[
+    Likelihood  # the cross-entropy with label smoothing, or R-Drop
+    | Distillation,
+    Field(discriminator="kind"),
+]
 
 
-class Adam(Section):
-    kind: Literal["adam", "adamw"]
+class AnyAdam(Section):
     lr: Positive
     betas: tuple[Probability, Probability] = Field(strict=False)
     eps: Epsilon
     weight_decay: NonNegative
+
+
+class Adam(AnyAdam):
+    kind: Literal["adam"]
+
+
+class AdamW(AnyAdam):
+    kind: Literal["adamw"]
 
 
 class SGD(Section):
@@ -59,7 +68,13 @@ class Adadelta(Section):
     weight_decay: NonNegative
 
 
-Optimizer = Annotated[Adam | SGD | Adadelta, Field(discriminator="kind")]
+Optimizer = Annotated[
+    Adam
+    | AdamW  # weight decay apart from the gradient
+    | SGD
+    | Adadelta,
+    Field(discriminator="kind"),
+]
 
 
 class ConstantSchedule(Section):
@@ -95,13 +110,13 @@ class PlateauSchedule(Section):
 
 
 Schedule = Annotated[
-    ConstantSchedule | InverseSqrtSchedule | CosineSchedule | StepSchedule | PlateauSchedule,
+    ConstantSchedule  # all start with a linear warm-up
+    | InverseSqrtSchedule
+    | CosineSchedule
+    | StepSchedule
+    | PlateauSchedule,
     Field(discriminator="kind"),
 ]
-
-
-Monitor = Literal["bleu", "chrf", "ter", "loss", "aer", "comet"]
-LOWER_IS_BETTER = frozenset({"ter", "loss", "aer"})
 
 
 class Training(Section):
@@ -123,15 +138,14 @@ class Training(Section):
     ema_decay: Probability
 
 
-Logger = Literal["tensorboard", "wandb", "mlflow"]
+Logger = Literal["tensorboard", "wandb"]
 Loggers = Annotated[list[Logger], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
 
 
 class Validation(Section):
     every: Count
     unit: Literal["epochs", "steps"]
-    monitor: Monitor
-    comet_model: Annotated[Name, Meaning.CHECKPOINT]
+    monitor: Name  # a key of nmt.evaluate.metrics.METRICS, which imports the schema, or loss or aer
     patience: Annotated[Count | None, Meaning.LENGTH]
     samples: Annotated[CountOrZero, Meaning.DISPLAY]
     saliency: Annotated[bool, Meaning.DISPLAY]
@@ -148,9 +162,7 @@ class SearchLimits(Section):
 
     conflicts = (
         Conflict(
-            {"min_length": GIVEN, "max_length": ANY},
-            "a limit that is at least as large",
-            "lower min_length or raise max_length",
+            "min_length needs a limit that is at least as large, but max_length; lower min_length or raise max_length",
             lambda search: search.min_length > search.max_length,
         ),
     )
@@ -174,9 +186,6 @@ class Beam(SearchLimits):
     alpha: LengthExponent
     coverage_penalty: NonNegative
     stop: Literal["beam", "exact"]
-    cuda_graphs: Annotated[bool, Meaning.NO_EFFECT] = (
-        True  # the default lets runs load that were saved before this key existed
-    )
 
 
 class Sampling(SearchLimits):
@@ -196,4 +205,10 @@ class MinimumBayesRisk(SearchLimits):
     top_p: Annotated[float, Field(gt=0.0, le=1.0)]
 
 
-Search = Annotated[Greedy | Beam | Sampling | MinimumBayesRisk, Field(discriminator="kind")]
+Search = Annotated[
+    Greedy  # a beam of 1 with less overhead
+    | Beam
+    | Sampling
+    | MinimumBayesRisk,
+    Field(discriminator="kind"),
+]

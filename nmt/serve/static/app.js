@@ -104,7 +104,7 @@ function showStatus() {
 function about(model) {
   const facts = [model.attention ?? "no attention", `${shortCount(model.parameters)} parameters`];
   if (model.members > 1) facts.push(`ensemble of ${model.members}`);
-  if (model.bleu !== null) facts.push(`BLEU ${figure(model.bleu, 1)}`);
+  if (model.score !== null) facts.push(model.score);
   return facts.join(" · ");
 }
 

@@ -114,7 +114,7 @@ export class Compare {
     const error = this.#errors.get(key);
     const facts = [model.attention ?? "no attention"];
     if (model.members > 1) facts.push(`ensemble of ${model.members}`);
-    if (model.bleu !== null) facts.push(`BLEU ${figure(model.bleu, 1)}`);
+    if (model.score !== null) facts.push(model.score);
     const head = element("header", {}, element("h3", {}, isolated(model.name)), element("p", {}, facts.join(" · ")));
     if (error) return element("article", { className: "card" }, head, element("p", { className: "error" }, error));
     if (!answer) return element("article", { className: "card waiting", "aria-busy": "true" }, head, element("p", {}, "…"));

@@ -12,10 +12,11 @@ from torch import Tensor
 from nmt.model.prediction import NEVER, copyable
 from nmt.model.seq2seq import Seq2Seq
 from nmt.ops.draws import sentence_keys
-from nmt.translate.beam import Scorer, Selection, beam_search
+from nmt.translate.beam import beam_search
 from nmt.translate.prepared_model import SearchModel
 from nmt.translate.sampling import inverse_cdf, rollout, sample
 from nmt.translate.search import Limits, SearchBatch, Symbols
+from nmt.translate.selection import Scorer, Selection
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 OUT = torch.tensor([[4, 5, 6, 3], [8, 8, 9, 3], [10, 4, 12, 3]])  # the word after each word of TARGET

@@ -1,36 +1,28 @@
-"""Phrases that translations must or must not contain, as automata over their tokens.
+"""Phrases that translations must contain, as automata over their tokens.
 
-Constraints are the phrases that a sentence's translation must contain. Hypotheses that have met equally many constraint
-tokens form a bank, and the slots of the beam are divided among the banks (Post and Vilar 2018). Each phrase has an
-automaton of Knuth, Morris and Pratt, so that phrases may overlap, repeat or start alike, and all sentences advance
-together in a few array operations (Hu et al. 2019).
+Hypotheses that have met equally many constraint tokens form a bank, and the slots of the beam are divided among the
+banks (Post and Vilar 2018). Each phrase has an automaton of Knuth, Morris and Pratt, so that phrases may overlap,
+repeat or start alike, and all sentences advance together in a few array operations (Hu et al. 2019).
 
 Shapes: A active sentences, W live hypotheses and C candidates of each sentence, P distinct phrases of a sentence, V
 vocabulary.
 """
 
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import islice, takewhile
-from typing import NamedTuple, Self
-from unicodedata import category
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nmt.data.tokenizer import SPACELESS
-from nmt.translate.beam import Selection
-from nmt.translate.expansion import Candidates
-from nmt.translate.search import Bans, Flags, Follower, Ids, pack_at, pack_top
+from nmt.translate.ranking import Ids, pack_at, pack_top
+from nmt.translate.search import Flags
+from nmt.translate.selection import Candidates, Selection
+from nmt.translate.steps import Bans
 
 Phrase = Sequence[int]
-NOTHING: frozenset[str] = frozenset()
-SPACE = "▁"
-START = frozenset([SPACE])  # state before the first token: the space that a phrase starts with counts as read
-HYPHENS, JOINERS = "-\u2010\u2011", "_\u200c\u200d"  # HYPHENS join words, JOINERS the letters of one word
 
 
 class _State(NamedTuple):
@@ -69,13 +61,13 @@ class Automata:
     def _add(self, phrase: tuple[int, ...], times: int) -> int:
         """Append the states of a phrase that must occur `times` times, and return the number of the first state."""
         root, length, failures = len(self._states), len(phrase), _failure_function(phrase)
-        for copy in range(times):
-            start, last = root + copy * (length + 1), copy == times - 1
+        for done in range(times):
+            start, last = root + done * (length + 1), done == times - 1
             for matched in range(length):
                 failure = start + (failures[matched] if matched else 0)
-                self._states.append(_State(phrase[matched], phrase[0], failure, False, False, copy * length, matched))
+                self._states.append(_State(phrase[matched], phrase[0], failure, False, False, done * length, matched))
             first = -1 if last else phrase[0]
-            self._states.append(_State(-1, first, start + failures[length], True, last, copy * length, length))
+            self._states.append(_State(-1, first, start + failures[length], True, last, done * length, length))
         end = len(self._states)
         self._states.append(_State(-1, -1, end, False, True, times * length, 0))
         return root
@@ -212,122 +204,3 @@ def occurrences(tokens: Sequence[int], phrase: Phrase, boundary: Flags) -> int:
         count += met
         start = end if met else start + 1
     return count
-
-
-def kind_of(character: str) -> str:
-    """Return "w" for a letter, digit or mark, "c" for a letter of a script without spaces, "-" for a hyphen, " " for
-    white space, and "." for any other sign."""
-    if character in HYPHENS:
-        return "-"
-    if SPACELESS.match(character):
-        return "c"
-    if character.isalnum() or character in JOINERS or category(character).startswith("M"):
-        return "w"
-    return " " if character.isspace() else "."
-
-
-class Forbidden:
-    """Phrases that no translation may contain, however they are segmented into pieces.
-
-    The phrases form an automaton over tokens. Its state is a set of texts: the starts of phrases that the last tokens
-    spell. A token that would complete a phrase is banned. A phrase may follow a space, as in "a dog", or a sign, as in
-    "(dog". In a script without spaces it may stand anywhere.
-    """
-
-    def __init__(
-        self, edges: Mapping[tuple[str, int], str], bans: Mapping[str, Sequence[int]], signs: Collection[int] = ()
-    ) -> None:
-        """edges: start of a phrase, token -> the longer start that the token makes of it; bans: start of a phrase ->
-        the tokens that would complete the phrase; signs: the tokens that end with a sign."""
-        self._edges, self._bans, self._signs = dict(edges), dict(bans), frozenset(signs)
-
-    @classmethod
-    def spelled(cls, phrases: Iterable[str], vocabulary: Mapping[str, int]) -> Self:
-        """Make the automaton of phrases, each the text of its joined pieces. vocabulary: piece -> token."""
-        edges: dict[tuple[str, int], str] = {}
-        bans: dict[str, list[int]] = {}
-        pieces = sorted(vocabulary)
-        for phrase in dict.fromkeys(phrases):
-            reached, within_words = {0, 1} if phrase[:1] == SPACE else {0}, SPACELESS.match(phrase) is not None
-            if within_words:  # then pieces may begin before the phrase, and contain it
-                ends = {token: _overlap(piece, phrase) for piece, token in vocabulary.items()}
-                edges |= {("", token): phrase[:length] for token, length in ends.items() if length}
-                reached |= set(ends.values())
-                bans.setdefault("", []).extend(token for piece, token in vocabulary.items() if phrase in piece)
-            for start in range(int(within_words), len(phrase)):
-                if start not in reached:
-                    continue
-                for end in range(start + 1, len(phrase)):
-                    token = vocabulary.get(phrase[start:end])
-                    if token is not None:
-                        reached.add(end)
-                        edges[phrase[:start], token] = phrase[:end]
-                if completing := [vocabulary[piece] for piece in _ending(phrase[start:], pieces, within_words)]:
-                    bans.setdefault(phrase[:start], []).extend(completing)
-        return cls(edges, bans, [token for piece, token in vocabulary.items() if kind_of(piece[-1]) == "."])
-
-    @property
-    def always(self) -> tuple[int, ...]:
-        """Return the tokens that are a whole phrase, which are banned in every state."""
-        return tuple(self._bans.get("", ()))
-
-    def within(self, vocabulary: Ids) -> Self:
-        """Replace each token by its position in a vocabulary, and leave out the tokens that the vocabulary lacks."""
-        position = {token: i for i, token in enumerate(vocabulary.tolist())}
-        edges = {(text, position[t]): longer for (text, t), longer in self._edges.items() if t in position}
-        bans = {text: [position[t] for t in tokens if t in position] for text, tokens in self._bans.items()}
-        return type(self)(edges, bans, [position[token] for token in self._signs if token in position])
-
-    def after(self, state: frozenset[str], token: int) -> frozenset[str]:
-        """Advance a state by one token."""
-        start, initial = self._edges.get(("", token)), START if token in self._signs else NOTHING
-        if not state:
-            return initial if start is None else initial | {start}
-        texts = {self._edges.get((text, token)) for text in state} | {start}
-        return initial | {text for text in texts if text is not None}
-
-    def banned(self, state: frozenset[str]) -> set[int]:
-        """Return the tokens that may not follow in this state, besides those of `always`."""
-        return {token for text in state for token in self._bans.get(text, ())}
-
-    def contained(self, tokens: Iterable[int]) -> bool:
-        """Check if a translation that starts with these tokens contains a phrase."""
-        state = START
-        for token in tokens:
-            if token in self.always or token in self.banned(state):
-                return True
-            state = self.after(state, token)
-        return False
-
-
-def _overlap(piece: str, phrase: str) -> int:
-    """Count the characters at the end of a piece that are the start of a phrase, but not the whole phrase."""
-    return next((size for size in range(len(phrase) - 1, 0, -1) if piece.endswith(phrase[:size])), 0)
-
-
-def _ending(text: str, pieces: Sequence[str], within_words: bool) -> Iterator[str]:
-    """Yield the piece `text` itself, and longer pieces in which a sign follows, such as "dog."; with `within_words`,
-    all longer ones. pieces: sorted."""
-    first = bisect_right(pieces, text)
-    if first and pieces[first - 1] == text:
-        yield text
-    for piece in takewhile(lambda piece: piece.startswith(text), islice(pieces, first, None)):
-        if within_words or kind_of(piece[len(text)]) == ".":
-            yield piece
-
-
-class Watch(Follower):
-    """Bans forbidden phrases in a search."""
-
-    def __init__(self, forbidden: Forbidden, rows: int) -> None:
-        self._forbidden = forbidden
-        self._states = [START] * rows
-
-    def bans(self) -> Bans:
-        """Ban the tokens that would complete a phrase."""
-        pairs = [(row, token) for row, state in enumerate(self._states) for token in self._forbidden.banned(state)]
-        return [row for row, _ in pairs], [token for _, token in pairs]
-
-    def advance(self, parents: Sequence[int], tokens: Sequence[int]) -> None:
-        states, after = self._states, self._forbidden.after
-        self._states = [after(states[parent], token) for parent, token in zip(parents, tokens, strict=True)]

@@ -1,5 +1,6 @@
-"""Gradient saliency equals finite differences."""
+"""Gradient saliency equals finite differences; statistics of attention weights."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,10 +11,11 @@ from trained import blind, copying  # noqa: F401
 
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import collate
-from nmt.explain.explanation import explain, gradient_norms
+from nmt.explain.explanation import attention_statistics, explain, gradient_norms
 from nmt.training.job import train
 from nmt.translate.translator import Translator
 
+ONE_HOT = np.eye(4)[[0, 2, 1, 3]]
 PAIR = ["the cat sleeps ."], ["le chat dort ."]
 
 
@@ -60,3 +62,20 @@ def test_a_run_draws_it_beside_the_alignment(train_config: Callable[..., TrainCo
     assert train(config, tmp_path / "run", []) == 0
     drawn = sorted(path.name for path in (tmp_path / "run" / "alignments" / "test").iterdir())
     assert drawn == ["1.png", "1.saliency.png", "2.png", "2.saliency.png"]
+
+
+def test_entropy_is_log_s_where_all_are_alike_and_zero_where_one_is_chosen() -> None:
+    assert attention_statistics([np.full((3, 8), 1 / 8)]).entropy == pytest.approx(math.log(8))
+    assert attention_statistics([ONE_HOT]).entropy == 0
+
+
+def test_means_are_over_rows_not_sentences() -> None:
+    ends = np.tile([0.0, 1.0], (1, 1)), np.tile([1.0, 0.0], (3, 1))
+    assert attention_statistics(ends).on_end == pytest.approx(1 / 4)
+
+
+def test_rows_count_by_their_shares_and_not_at_all_without_weight() -> None:
+    found = attention_statistics([np.array([[0.25, 0.25], [0.0, 0.0]])])
+    assert found.entropy == pytest.approx(math.log(2))
+    assert found.on_end == pytest.approx(0.5)
+    assert attention_statistics([np.zeros((2, 3))]) == (0, 0)

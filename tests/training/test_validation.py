@@ -1,22 +1,24 @@
 """The monitored score decides about the best checkpoint, patience, the plateau schedule and the result of a sweep."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from fitting import fitted, metrics
 
+from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
-from nmt.config.schema.training import Monitor
+from nmt.evaluate.metrics import METRICS, WITHOUT_TEXT
 from nmt.training import checkpoint
 from nmt.training.checkpoint import EarlyStopping
 from nmt.training.job import train
 from nmt.training.validation import Validation
 
 Config = Callable[..., TrainConfig]
-HIGHER_IS_BETTER = {"bleu": True, "chrf": True, "comet": True, "ter": False, "loss": False, "aer": False}
+HIGHER_IS_BETTER = {"bleu": True, "chrf": True, "ter": False, "loss": False, "aer": False}
 RUN = ["training.max_steps=4", "validation.unit=steps", "validation.every=1", "schedule=plateau", "schedule.patience=0"]
 
 
@@ -25,16 +27,16 @@ def validations(run: Path) -> list[dict[str, Any]]:
 
 
 def test_every_monitor_has_a_direction() -> None:
-    assert HIGHER_IS_BETTER.keys() == set(get_args(Monitor))
+    assert HIGHER_IS_BETTER.keys() == {*METRICS, *WITHOUT_TEXT}
     for monitor, higher in HIGHER_IS_BETTER.items():
         stopping = EarlyStopping(monitor, None)
         found = [stopping.update({monitor: score}, step) for step, score in enumerate([0.5, 0.6, 0.4])]
         assert found == [True, higher, not higher], monitor
 
 
-@pytest.mark.parametrize("monitor", ["ter", "comet"])
+@pytest.mark.parametrize("monitor", ["ter", "chrf"])
 def test_best_checkpoint_patience_and_plateau_follow_the_monitored_score(
-    monitor: str, train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comet_package: Path
+    monitor: str, train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The monitored scores are made up; BLEU is their negative, to show that it does not decide."""
     sign = 1 if HIGHER_IS_BETTER[monitor] else -1
@@ -62,28 +64,42 @@ def test_best_checkpoint_patience_and_plateau_follow_the_monitored_score(
 
 @pytest.mark.system
 def test_monitored_scores_are_those_of_the_final_evaluation(
-    train_config: Config, tmp_path: Path, comet_package: Path
+    train_config: Config, tmp_path: Path, mean_metric: str
 ) -> None:
-    """The choice of the monitored score does not change training."""
+    """The choice of the monitored score does not change training; a metric needs no more than its entry in METRICS."""
     runs = {}
-    for monitor in ("bleu", "comet"):
+    for monitor in ("bleu", mean_metric):
         # With one step, the last validation measures the best checkpoint.
-        config = train_config("training.max_steps=1", f"validation.monitor={monitor}")
-        assert train(config, tmp_path / monitor, []) == 0
+        words = f"validation.monitor={monitor}", "evaluation.metrics=[bleu,chrf,mean]"
+        assert train(train_config("training.max_steps=1", *words), tmp_path / monitor, []) == 0
         runs[monitor] = checkpoint.load(tmp_path / monitor / "checkpoints" / "last.pt")["model"]
         (line,) = validations(tmp_path / monitor)
         results = json.loads((tmp_path / monitor / "results.json").read_text())["validation"]
+        assert results["signatures"].keys() == {"bleu", "chrf", "mean"}
         known = {name.partition("/")[2] for name in line if name.startswith("validation/")}
-        assert known & HIGHER_IS_BETTER.keys() == {"loss", "bleu", "aer", monitor}
+        assert known & {*METRICS, *WITHOUT_TEXT} == {"loss", "bleu", "aer", monitor}
         for name in known & results.keys():
             assert line[f"validation/{name}"] == pytest.approx(results[name], abs=1e-4), name
         for name, tensor in runs["bleu"].items():
             assert tensor.equal(runs[monitor][name])
-    (line,) = validations(tmp_path / "comet")
-    texts = [
-        (tmp_path / "comet" / name).read_text() for name in ("hypotheses/validation.txt", "data/validation.target")
-    ]
-    words = [[set(sentence.split()) for sentence in text.splitlines()] for text in texts]
-    shares = [len(ours & theirs) / max(1, len(ours | theirs)) for ours, theirs in zip(*words, strict=True)]
-    assert line["validation/comet"] == pytest.approx(sum(shares) / len(shares))
-    assert f"  COMET {line['validation/comet']:.4f}" in (tmp_path / "comet" / "train.log").read_text()
+    (line,) = validations(tmp_path / mean_metric)
+    assert f"  mean score {line['validation/mean']:.4f}" in (tmp_path / mean_metric / "train.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        (
+            "validation.monitor=blue",
+            "validation.monitor=blue: not one of bleu, chrf, ter, loss, aer; did you mean 'bleu'?",
+        ),
+        ("evaluation.metrics=[bleu,tre]", "evaluation.metrics=tre: not one of bleu, chrf, ter; did you mean 'ter'?"),
+        ("evaluation.metrics=[]", "evaluation.metrics"),
+    ],
+)
+def test_an_unknown_metric_is_named_before_anything_is_written(
+    word: str, message: str, train_config: Config, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        train(train_config(word), tmp_path / "run", [])
+    assert not (tmp_path / "run").exists()

@@ -15,11 +15,11 @@ from conftest import TINY
 from forks import call_text, ended, forked
 
 from nmt.config.schema import TrainConfig
-from nmt.training import job as module
+from nmt.training import dry_run as module
 from nmt.training.trainer import Trainer
 
 Config = Callable[..., TrainConfig]
-PRINTED = ["model", "memory", "update", "utilisation", "batch", "epoch", "validation", "run", "dry run"]
+PRINTED = ["model", "memory", "update", "utilisation", "epoch", "validation", "run", "dry run"]
 
 
 @pytest.fixture
@@ -39,8 +39,7 @@ def left_in(home: Path) -> list[str]:
 
 
 @pytest.mark.system
-def test_it_tells_what_a_run_would_take_and_leaves_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "TIMED_SECONDS", 0.5)  # enough for larger batches
+def test_it_tells_what_a_run_would_take_and_leaves_nothing(home: Path) -> None:
     words = [*TINY, "seed=2", "validation.samples=1", "logger=[tensorboard]"]
     done = call_text("nmt-train", "--dry-run", *words, cwd=home)
     assert done.returncode == 0, done.stderr
@@ -48,11 +47,7 @@ def test_it_tells_what_a_run_would_take_and_leaves_nothing(home: Path, monkeypat
     assert list(lines) == PRINTED
     assert left_in(home) == ["home", "tmp"]
     assert "corpus: en to fr" in done.stderr
-    assert re.fullmatch(
-        r"training.batch_tokens=\d+ training.batch_sentences=null reaches half of the best measured rate "
-        r"\(target tokens per second: [\d,]+ with 320, [\d,]+ with 640(, [\d,]+ with [\d,]+)*\)",
-        lines["batch"],
-    )
+    assert re.fullmatch(r"[\d.]+ s, [\d,]+ target tokens per second", lines["update"])
     assert lines["run"].endswith(", epochs: 1, validations: 1, and the final evaluation)")
 
 
@@ -126,19 +121,3 @@ def test_validations_are_counted_as_training_makes_them(overrides: list[str], tr
         due = step % validation.every == 0 if validation.unit == "steps" else end_of_epoch
         count += due or step == total
     assert module.validations_of(config, epoch, total) == count
-
-
-def test_batches_are_doubled_as_long_as_they_gain(train_config: Config) -> None:
-    def measure(factor: int) -> float | None:
-        return {2: 190.0, 4: 300.0, 8: 310.0, 16: 900.0}.get(factor)
-
-    rates = module.doubled_rates(100.0, measure)
-    assert rates == [100.0, 190.0, 300.0, 310.0]
-    assert module.doubled_rates(100.0, lambda factor: None if factor > 2 else 120.0) == [100.0, 120.0]
-    config = train_config("training.batch_tokens=1000", "training.batch_sentences=null")
-    assert module.batch_line(config, rates) == (
-        "batch: training.batch_tokens=2000 training.batch_sentences=null reaches half of the best measured rate "
-        "(target tokens per second: 100 with 1,000, 190 with 2,000, 300 with 4,000, 310 with 8,000)"
-    )
-    larger = module.with_batches_of(train_config("training.batch_tokens=50", "training.batch_sentences=3"), 4).training
-    assert (larger.batch_tokens, larger.batch_sentences) == (200, 12)

@@ -14,21 +14,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentencepiece import sentencepiece_model_pb2
 
-from nmt.data import demo, subword_sampling
+from nmt.data import subword_sampling
+from nmt.data.corpus import DemoPairs
 from nmt.data.tokenizer import Tokenizer
 
-ENGLISH, FRENCH, _ = (list(side) for side in zip(*demo.generate(300, 1, 1, 1).train, strict=True))
+ENGLISH, FRENCH, _ = (list(side) for side in zip(*DemoPairs(2, 300), strict=True))
 PLAIN: dict[str, Any] = {"vocab_size": 300}
 MODELS: dict[str, dict[str, Any]] = {
     "plain": PLAIN,
     "bytes": {"byte_fallback": True, "vocab_size": 500},
-    "identity": {"normalization_rule_name": "identity", "remove_extra_whitespaces": False, "add_dummy_prefix": False},
+    "identity": {"normalization_rule_name": "identity", "remove_extra_whitespaces": False},
     "casefolded": {"normalization_rule_name": "nfkc_cf"},
     "symbols": {"user_defined_symbols": ["<2fr>", "<2", "é!", "▁to▁x", "c"]},
     "symbols and bytes": {"user_defined_symbols": ["<2fr>", "<2"], "byte_fallback": True, "vocab_size": 500},
     "across words": {"split_by_whitespace": False},
     "spaces alone": {"allow_whitespace_only_pieces": True, "remove_extra_whitespaces": False},
-    "suffix": {"treat_whitespace_as_suffix": True},
     "few characters": {"character_coverage": 0.98, "vocab_size": 100},
 }
 CHARACTERS = st.characters(exclude_categories=["Cs"])

@@ -1,0 +1,290 @@
+"""Metrics of translation quality: sacreBLEU's BLEU, chrF and TER (Post 2018), and the score of parts of a test set.
+
+A metric counts statistics of each sentence, and its formula turns their sum into a score, so that subsets of the test
+set and resampled sentences are scored without their text. A metric of your own is a class here and a line in METRICS.
+Texts are compared in Unicode NFC: composed and decomposed characters are equal. Shapes: N sentences, k statistics of a
+metric.
+"""
+
+import math
+import unicodedata
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+from sacrebleu.metrics.ter import TER
+from sacrebleu.tokenizers.tokenizer_spm import SPM_MODELS
+from sacrebleu.utils import SACREBLEU_DIR
+
+from nmt.config.errors import nearest
+from nmt.translate.similarity import Floats, bleu_score, chrf_score
+
+Counts = NDArray[np.int64]
+
+# sacreBLEU's tokenizers for single languages, by ISO 639-1 and 639-3 codes.
+_TOKENIZER_OF_LANGUAGE = {
+    **dict.fromkeys(("zh", "zho", "cmn"), "zh"),
+    **dict.fromkeys(("ja", "jpn"), "ja-mecab"),
+    **dict.fromkeys(("ko", "kor"), "ko-mecab"),
+}
+# sacreBLEU's tokenizers for text without spaces. TER would take a whole sentence of such text for one word.
+_SPLITS_CHARACTERS = {"zh", "ja-mecab", "char"}
+
+
+@dataclass(frozen=True)
+class ScoreSettings:
+    """How outputs are scored."""
+
+    tokenize: str  # sacreBLEU's option `--tokenize` for BLEU; TER splits Chinese or Japanese if this tokenizer does
+    lowercase: bool  # whether BLEU and chrF ignore case, which TER always does
+    metrics: tuple[str, ...] = ("bleu", "chrf", "ter")  # keys of METRICS; the first one ranks
+
+
+class Metric(ABC):
+    """Statistics of sentences and a formula over their sums."""
+
+    heading: ClassVar[str]  # in tables and logs
+    decimals: ClassVar[int] = 2  # of a score in tables
+    higher_is_better: ClassVar[bool] = True
+
+    @abstractmethod
+    def count(
+        self, hypotheses: Sequence[str], references: Sequence[str], settings: ScoreSettings
+    ) -> tuple[Counts, str]:
+        """Count the statistics (N, k) of N outputs in NFC, and return them with the metric's signature.
+
+        The signature names all that the score depends on, such as sacreBLEU's version. Raises ValueError if a setting
+        is unknown or needs a package that is not installed.
+        """
+
+    @abstractmethod
+    def formula(self, sums: Floats) -> Floats:
+        """Compute scores from sums of statistics: (..., k) -> (...)."""
+
+    def of_sentences(self, counts: Counts) -> Floats:
+        """Score each sentence alone: (N, k) -> (N,)."""
+        return self.formula(counts.astype(float))
+
+
+class Bleu(Metric):
+    """BLEU (Papineni et al. 2002), from 0 to 100."""
+
+    heading = "BLEU"
+
+    def count(
+        self, hypotheses: Sequence[str], references: Sequence[str], settings: ScoreSettings
+    ) -> tuple[Counts, str]:
+        """(N, 10): see `bleu_score`. Raises ValueError if the tokenizer is unknown or not installed."""
+        name = settings.tokenize
+        if name not in BLEU.TOKENIZERS:
+            raise ValueError(f"evaluation.tokenize: {name!r} is unknown; allowed: {', '.join(BLEU.TOKENIZERS)}")
+        try:
+            # `force` silences the warning that the text looks tokenized. Some corpora are tokenized on purpose.
+            scorer = BLEU(tokenize=name, lowercase=settings.lowercase, force=True)
+        except RuntimeError as error:  # no dictionary for the Japanese or Korean tokenizer, or a damaged download
+            if name in SPM_MODELS:
+                file = Path(SACREBLEU_DIR, "models", Path(SPM_MODELS[name]["url"]).name)
+                raise ValueError(
+                    f"evaluation.tokenize: {file} is damaged; delete it, so that it is downloaded again"
+                ) from error
+            package = f'"sacrebleu[{name.partition("-")[0]}]"'
+            raise ValueError(f"evaluation.tokenize: {name!r} needs more packages: pip install {package}") from error
+        except OSError as error:  # the SentencePiece tokenizers download their model once
+            raise ValueError(
+                f"evaluation.tokenize: {name!r} cannot download its model ({error}); try again or use another"
+            ) from error
+        return _sacrebleu(scorer, hypotheses, references)
+
+    def formula(self, sums: Floats) -> Floats:
+        """(..., 10) -> (...), with sacreBLEU's exponential smoothing."""
+        return bleu_score(sums)
+
+    def of_sentences(self, counts: Counts) -> Floats:
+        """(N, 10) -> (N,), with sacreBLEU's effective order: n-grams longer than the sentence do not count."""
+        return bleu_score(counts.astype(float), effective_order=True)
+
+
+class Chrf(Metric):
+    """chrF (Popović 2015), from 0 to 100."""
+
+    heading = "chrF"
+
+    def count(
+        self, hypotheses: Sequence[str], references: Sequence[str], settings: ScoreSettings
+    ) -> tuple[Counts, str]:
+        """(N, 18): see `chrf_score`."""
+        return _sacrebleu(CHRF(lowercase=settings.lowercase), hypotheses, references)
+
+    def formula(self, sums: Floats) -> Floats:
+        """(..., 18) -> (...)."""
+        return chrf_score(sums)
+
+
+class Ter(Metric):
+    """Translation edit rate (Snover et al. 2006), in percent."""
+
+    heading = "TER"
+    higher_is_better = False
+
+    def count(
+        self, hypotheses: Sequence[str], references: Sequence[str], settings: ScoreSettings
+    ) -> tuple[Counts, str]:
+        """(N, 2): edits, and words of the reference."""
+        splits = settings.tokenize in _SPLITS_CHARACTERS  # sacreBLEU splits characters only if it also normalises
+        return _sacrebleu(TER(normalized=splits, asian_support=splits), hypotheses, references)
+
+    def formula(self, sums: Floats) -> Floats:
+        """(..., 2) -> (...)."""
+        edits, length = sums[..., 0], sums[..., 1]
+        return 100 * np.where(length > 0, edits / np.where(length > 0, length, 1.0), edits > 0)
+
+
+METRICS: dict[str, Metric] = {
+    "bleu": Bleu(),
+    "chrf": Chrf(),
+    "ter": Ter(),
+}
+WITHOUT_TEXT = ("loss", "aer")  # validation scores beside METRICS that can be monitored; lower is better
+
+
+def sign_of(name: str) -> int:
+    """Return 1 if higher values of a validation score (a metric, or loss or aer) are better, else -1."""
+    return 1 if name in METRICS and METRICS[name].higher_is_better else -1
+
+
+def shown(scores: Mapping[str, float]) -> str:
+    """Format the metrics among these values for the log: "BLEU 35.20  TER 48.31"."""
+    parts = (
+        f"{metric.heading} {scores[name]:.{metric.decimals}f}" for name, metric in METRICS.items() if name in scores
+    )
+    return "  ".join(parts)
+
+
+def check_known(key: str, name: str, others: Sequence[str] = ()) -> None:
+    """Raise ValueError, which names the configuration's `key`, unless `name` is a metric or one of `others`."""
+    allowed = [*METRICS, *others]
+    if name not in allowed:
+        raise ValueError(f"{key}={name}: not one of {', '.join(allowed)}{nearest(name, allowed)}")
+
+
+@dataclass(frozen=True)
+class Counted:
+    """The statistics of N sentences, by metric."""
+
+    counts: Mapping[str, Counts]  # (N, k)
+    signatures: Mapping[str, str]
+
+    def scores(self) -> dict[str, float]:
+        """Score all sentences together by each metric."""
+        return {name: corpus_score(rows, name) for name, rows in self.counts.items()}
+
+
+def corpus_score(counts: NDArray[np.int64] | Floats, metric: str) -> float:
+    """Score all sentences together from their statistics (N, k)."""
+    return float(METRICS[metric].formula(counts.sum(0, dtype=float)))
+
+
+def count(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    settings: ScoreSettings,
+    metrics: Collection[str] | None = None,
+) -> Counted:
+    """Count the statistics of detokenised hypotheses with one reference each, for `metrics`, or else for all metrics of
+    the settings.
+
+    Raises ValueError if the numbers of hypotheses and references differ or are zero, or for an invalid setting.
+    """
+    if len(hypotheses) != len(references) or not hypotheses:
+        raise ValueError(
+            f"cannot score {len(hypotheses)} hypotheses against {len(references)} references: "
+            "their numbers must be equal and not zero"
+        )
+    hypotheses, references = nfc(hypotheses), nfc(references)
+    counted = {
+        name: METRICS[name].count(hypotheses, references, settings)
+        for name in (settings.metrics if metrics is None else metrics)
+    }
+    return Counted(
+        {name: rows for name, (rows, _) in counted.items()},
+        {name: signature for name, (_, signature) in counted.items()},
+    )
+
+
+def score(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    settings: ScoreSettings,
+    metrics: Collection[str] | None = None,
+) -> dict[str, float]:
+    """Score detokenised hypotheses against one reference each, as sacreBLEU's command line scores NFC text.
+
+    Raises ValueError as `count` does.
+    """
+    return count(hypotheses, references, settings, metrics).scores()
+
+
+@cache
+def signatures(settings: ScoreSettings) -> Mapping[str, str]:
+    """Return the signature of each metric of the settings. Raises ValueError for an invalid setting."""
+    return count([""], ["x"], settings).signatures
+
+
+def tokenizer_for(languages: str) -> str:
+    """Return sacreBLEU's tokenizer for a target language code such as "de", "zh-CN" or "jpn_Jpan".
+
+    For several codes, separated by commas, returns their common tokenizer, or 13a if they have different tokenizers.
+    """
+    codes = languages.lower().replace("_", "-").split(",")
+    tokenizers = {_TOKENIZER_OF_LANGUAGE.get(code.partition("-")[0], "13a") for code in codes}
+    return tokenizers.pop() if len(tokenizers) == 1 else "13a"
+
+
+def score_by_length(
+    counts: Counts, metric: str, sources: Sequence[str], parts: int = 4
+) -> list[dict[str, float | list[int]]]:
+    """Score sentences in bins of increasing source length, from their statistics (N, k) of a metric.
+
+    There are at most `parts` bins, whose sizes are as equal as possible if sentences of the same length share a bin;
+    there are fewer if many sentences have the same length. "words" holds a bin's shortest and longest length in words,
+    or in characters if most sentences have no spaces, as in Chinese.
+    """
+    lengths = np.array([len(source.split()) for source in sources])
+    if np.median(lengths) <= 1:
+        lengths = np.array([len(source) for source in sources])
+    longest, sizes = np.unique(lengths, return_counts=True)
+    shares = np.cumsum(sizes) / len(lengths)  # share of the sentences that are at most as long
+    edges = np.unique([longest[np.abs(shares - part / parts).argmin()] for part in range(1, parts + 1)])
+    numbers = np.searchsorted(edges, lengths)
+    bins: list[dict[str, float | list[int]]] = []
+    for number in range(len(edges)):
+        members = numbers == number
+        words = [int(lengths[members].min()), int(lengths[members].max())]
+        value = round(corpus_score(counts[members], metric), 4)
+        bins.append({"words": words, "sentences": int(members.sum()), "score": value})
+    return bins
+
+
+def nfc(lines: Sequence[str]) -> list[str]:
+    """Normalise lines to Unicode NFC (Normalization Form C)."""
+    return [unicodedata.normalize("NFC", line) for line in lines]
+
+
+def perplexity(nll: float, tokens: int) -> float:
+    """Compute exp(nll / tokens) from a total negative log-likelihood in nats; return infinity if it overflows."""
+    try:
+        return math.exp(nll / max(1, tokens))
+    except OverflowError:
+        return math.inf
+
+
+def _sacrebleu(scorer: BLEU | CHRF | TER, hypotheses: Sequence[str], references: Sequence[str]) -> tuple[Counts, str]:
+    counts = np.array(scorer._extract_corpus_statistics(hypotheses, [references]), dtype=np.int64)
+    return counts, str(scorer.get_signature())
