@@ -24,14 +24,12 @@ from typing import Any
 import numpy as np
 import torch
 from competition import competing, processor_share
-from hydra import compose
-from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
-from omegaconf import OmegaConf
 from operations import operations
 
-from nmt.cli.app import choices, output_dir, run_command
-from nmt.config.compose import config_dir, validated
+from nmt.cli.app import run_command
+from nmt.cli.compose import compose, without_size
+from nmt.cli.train import Start, new_run
+from nmt.config.compose import config_dir
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.config.schema.training import Beam, Greedy, SearchLimits
@@ -226,7 +224,7 @@ def busy(bench: Bench, processes: int, updates: int) -> dict[str, Any]:
     }
 
 
-def presets(config: TrainConfig, prepared: Prepared, options: argparse.Namespace) -> list[dict[str, Any]]:
+def presets(start: Start, prepared: Prepared, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Time training and search with every attention preset. The preset may replace other configured values.
 
     A machine may be faster at one time than at another. Therefore each of several rounds times all presets, and the
@@ -234,12 +232,12 @@ def presets(config: TrainConfig, prepared: Prepared, options: argparse.Namespace
     """
     benches = {}
     for name in sorted(path.stem for path in (config_dir() / "attention").glob("*.yaml")):
-        overrides = [word for word in HydraConfig.get().overrides.task if not word.startswith(("attention=", "size="))]
-        overrides += [f"size={choices()['size']}", f"attention={name}"]
+        overrides = [word for word in without_size(start.overrides) if not word.startswith("attention=")]
         try:
-            values = OmegaConf.to_container(compose("train", overrides), resolve=True)
-            preset = validated(TrainConfig, {str(key): value for key, value in dict(values).items()})
-        except (UserError, HydraException) as error:
+            preset, _ = compose(
+                "train", TrainConfig, [*overrides, f"size={start.choices['size']}", f"attention={name}"]
+            )
+        except UserError as error:
             print(f"{name}: left out: {error}", file=sys.stderr, flush=True)
             continue
         benches[name] = Bench(preset, prepared)
@@ -286,12 +284,10 @@ def growth(config: TrainConfig, prepared: Prepared, updates: int) -> list[dict[s
     return rows
 
 
-def measure(
-    config: TrainConfig, bench: Bench, prepared: Prepared, overrides: list[str], options: argparse.Namespace
-) -> dict[str, Any]:
+def measure(start: Start, bench: Bench, prepared: Prepared, options: argparse.Namespace) -> dict[str, Any]:
     """Collect all results that the options ask for."""
     results: dict[str, Any] = {
-        "overrides": overrides,
+        "overrides": start.overrides,
         "machine": bench.machine.describe(),
         "torch": torch.__version__,
         "parameters": sum(parameter.numel() for parameter in bench.model.parameters()),
@@ -305,9 +301,9 @@ def measure(
     if not options.no_decoding:
         results["decoding"] = decoding(bench)
     if options.presets:
-        results["presets"] = presets(config, prepared, options)
+        results["presets"] = presets(start, prepared, options)
     if options.growth:
-        results["growth"] = growth(config, prepared, options.updates)
+        results["growth"] = growth(start.config, prepared, options.updates)
     return results
 
 
@@ -372,7 +368,8 @@ def main() -> None:
         parser.error("--updates must be at least 1, and --busy at least 0")
     sys.argv.append("hydra.job.name=benchmark")
 
-    def task(config: TrainConfig, overrides: list[str]) -> None:
+    def task(start: Start) -> None:
+        config = start.config
         logging.getLogger("nmt").setLevel(logging.WARNING)
         tune_memory()
         if config.training.guided_alignment:
@@ -384,13 +381,14 @@ def main() -> None:
         if options.operations and bench.machine.device.type != "cpu":
             raise UserError("--operations: only a CPU has finished an operation when it returns; set device=cpu")
         with fair_waiting():
-            results = measure(config, bench, prepared, overrides, options)
+            results = measure(start, bench, prepared, options)
         report(results)
-        path = output_dir() / "benchmark.json"
+        start.directory.mkdir(parents=True, exist_ok=True)
+        path = start.directory / "benchmark.json"
         path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
         print(f"\n{path}")
 
-    run_command("train", TrainConfig, task)
+    run_command("train", lambda words: task(new_run(words)))
 
 
 if __name__ == "__main__":

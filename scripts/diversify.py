@@ -42,15 +42,13 @@ def main() -> int:
 
 def diversify(options: argparse.Namespace) -> int:
     """Train the models, translate, train the students, compare. Returns the exit status."""
-    folder, config = options.directory, compose("train", schema.TrainConfig, options.overrides, auto_size="small")[0]
+    folder, config = options.directory, compose("train", schema.TrainConfig, options.overrides)[0]
     default = "search.beam_size=5" if config.search.kind == "beam" else ""
     search = split_overrides("--search", default if options.search is None else options.search)
     reverse = [*options.overrides, *backwards(config)]
     # Check the students and the search now, not after hours of training.
     students = [split_overrides("--student", text) for text in options.student or [""]]
-    extras = [
-        compose("train", schema.TrainConfig, [*reverse, *own], auto_size="small")[0].data.extra for own in students
-    ]
+    extras = [compose("train", schema.TrainConfig, [*reverse, *own])[0].data.extra for own in students]
     merge_search(config.search, compose("translate", schema.TranslateConfig, ["run=DIR", *search])[0].search)
     train = (pair for source in splits(config.data)["train"] for pair in source)
     pairs = [(pair.source, pair.target) for pair in train if pair.source and pair.target]

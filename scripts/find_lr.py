@@ -21,9 +21,9 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from nmt.cli.app import choices, output_dir, run_command
+from nmt.cli.app import run_command
+from nmt.cli.train import Start, new_run
 from nmt.config.errors import UserError
-from nmt.config.schema import TrainConfig
 from nmt.system.distributed import Interrupted
 from nmt.system.files import to_json, write_atomically
 from nmt.training.job import Job, build, prepare
@@ -118,21 +118,21 @@ def draw(rates: list[float], losses: list[float], suggestion: float | None) -> F
     return figure
 
 
-def find(config: TrainConfig, overrides: list[str], options: argparse.Namespace, folder: Path) -> int:
+def find(start: Start, options: argparse.Namespace) -> int:
     """Run the test, print the suggestion and write the results. Returns the exit status.
 
     Raises UserError if the loss has not fallen.
     """
+    config, folder = start.config, start.directory
     lr = config.optimizer.lr
     ramp = Ramp(options.start or lr / RANGE, options.end or lr * RANGE, options.updates, lr)
     if ramp.start >= ramp.end:
         raise UserError(f"--start {ramp.start:g}: must be below --end {ramp.end:g}")
     rates: list[float] = []
     losses: list[float] = []
-    config = config.with_absolute_paths()
     try:
         with tempfile.TemporaryDirectory(prefix="nmt-find-lr-") as run, Job.join(config, Path(run)) as job:
-            setup = build(job, prepare(job, overrides, choices()))
+            setup = build(job, prepare(job, start.overrides, start.choices))
             range_test(setup.trainer, ramp, rates, losses)
     except Interrupted as stop:
         return 128 + stop.signum
@@ -140,7 +140,7 @@ def find(config: TrainConfig, overrides: list[str], options: argparse.Namespace,
     fastest, lowest = found or (None, None)
     suggestion = None if lowest is None else SAFE * lowest
     results: dict[str, Any] = {
-        "overrides": overrides,
+        "overrides": start.overrides,
         "seed": config.seed,
         "rates": rates,
         "losses": [loss if math.isfinite(loss) else None for loss in losses],
@@ -175,13 +175,13 @@ def main() -> None:
         parser.error("--start and --end must be above 0")
     sys.argv.append("hydra.job.name=find_lr")
 
-    def task(config: TrainConfig, overrides: list[str]) -> int:
-        if config.run is not None or config.processes > 1:
-            raise UserError("find_lr tests a new run in one process; leave out run= and processes=")
+    def task(start: Start) -> int:
+        if start.config.processes > 1:
+            raise UserError("find_lr tests a new run in one process; leave out processes=")
         logging.getLogger("nmt").setLevel(logging.WARNING)
-        return find(config, overrides, options, output_dir())
+        return find(start, options)
 
-    run_command("train", TrainConfig, task)
+    run_command("train", lambda words: task(new_run(words)))
 
 
 if __name__ == "__main__":

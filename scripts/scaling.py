@@ -28,7 +28,8 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing
 
-from nmt.cli.app import output_dir, run_command
+from nmt.cli.app import run_command
+from nmt.cli.train import Start, new_run
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import Batch, make_batches
 from nmt.data.prepare import prepare
@@ -260,13 +261,14 @@ def main() -> None:
     options.tokens = sorted(set(options.tokens))
     sys.argv.append("hydra.job.name=scaling")
 
-    def task(config: TrainConfig, overrides: list[str]) -> None:
+    def task(start: Start) -> None:
+        config, folder = start.config, start.directory
         logging.getLogger("nmt").setLevel(logging.WARNING)
         prepare(config.data, config.tokenizer)
-        folder = output_dir()
+        folder.mkdir(parents=True, exist_ok=True)
         measured = [local(config, size, options, folder) for size in options.processes]
         results = {
-            "overrides": overrides,
+            "overrides": start.overrides,
             "local": summary(measured),
             "measured": measured,
             "predictions": predictions(measured[0], options.device_speed),
@@ -275,7 +277,7 @@ def main() -> None:
         (folder / "scaling.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
         print(f"\n{folder / 'scaling.json'}")
 
-    run_command("train", TrainConfig, task)
+    run_command("train", lambda words: task(new_run(words)))
 
 
 if __name__ == "__main__":

@@ -83,7 +83,8 @@ def read(path: Path, configs: Path) -> ConfigFile:
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines()
     is_global = "@package _global_" in text
-    head = [line for line in takewhile(lambda line: line.startswith("#"), lines) if "@package" not in line]
+    # A bare # ends the description; examples follow it.
+    head = [line for line in takewhile(lambda line: line.startswith("# "), lines) if "@package" not in line]
     values = yaml.safe_load(text) or {}
     base = [each.partition("@")[0] for each in values.get("defaults", []) if isinstance(each, str) and each != "_self_"]
     package = "" if is_global or path.parent == configs else ".".join([*path.parent.relative_to(configs).parts, ""])

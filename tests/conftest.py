@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -24,16 +23,13 @@ from hydra.core.global_hydra import GlobalHydra
 from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
-from quick_hydra import parse_files_once
 
-from nmt.cli import compose as cli_compose
 from nmt.config.compose import config_dir, validated
 from nmt.config.schema import TrainConfig
 from nmt.evaluate.metrics import METRICS, Metric, ScoreSettings
 from nmt.training import utilisation
 
 torch.set_num_threads(1)
-parse_files_once()
 # Use the same examples each time, and no deadline, because a busy machine may slow any of them down.
 settings.register_profile(
     "nmt", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -112,19 +108,6 @@ def _signals_of_a_terminal() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-@contextmanager
-def _places_of_no_run() -> Iterator[None]:
-    """Let composed values name runs that do not exist. Outside this context, commands refuse such runs."""
-    GlobalHydra.instance().clear()
-    OmegaConf.register_new_resolver("run_dir", lambda run, new: run or new, replace=True)
-    OmegaConf.register_new_resolver("for_several", lambda run, new: None if isinstance(run, str) else new, replace=True)
-    try:
-        yield
-    finally:
-        OmegaConf.register_new_resolver("run_dir", cli_compose._run_dir, replace=True)
-        OmegaConf.register_new_resolver("for_several", cli_compose._for_several, replace=True)
-
-
 def values_of(command: str, overrides: list[str]) -> dict[str, Any]:
     """Compose a command's configuration with Hydra, as plain, resolved values."""
     return copy.deepcopy(_composed(command, tuple(overrides), os.environ.get("NMT_CACHE")))
@@ -133,7 +116,8 @@ def values_of(command: str, overrides: list[str]) -> dict[str, Any]:
 @cache
 def _composed(command: str, overrides: tuple[str, ...], _cache: str | None) -> dict[str, Any]:
     """Compose once per process, because it takes 0.1 to 0.3 s. `_cache` is the only value from the environment."""
-    with _places_of_no_run(), initialize_config_dir(str(config_dir()), version_base="1.3"):
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
         composed = compose(command, overrides=list(overrides))
         if "thresholds" in composed.get("size", {}):  # size=auto would need a corpus
             composed = compose(command, overrides=[*overrides, "size=base"])

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import IO
 
 from conftest import values_of
-from quick_hydra import compose_once
 
 from nmt.cli import entry
-from nmt.cli.help import known_keys
+from nmt.cli.explain import known_keys
 
 Work = Callable[[], int]
 NEEDED: dict[str, list[str]] = {
@@ -99,7 +98,6 @@ def call_text(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[st
 
 
 def _run(name: str, *words: str, cwd: Path | None, env: dict[str, str]) -> int:
-    compose_once()
     os.environ.update(env)
     os.chdir(cwd or ".")
     sys.argv = [name, *words]

@@ -157,3 +157,11 @@ def test_the_wheel_trains_from_an_empty_folder(tmp_path: Path) -> None:
     assert Path(found.stdout.strip()).is_relative_to(tmp_path / "venv")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("run: outputs/train/")
+
+
+def test_no_private_module_of_hydra_is_used() -> None:
+    root = Path(__file__).parents[1]
+    private = re.compile(r"^\s*(from|import) hydra\.(\w+\.)*_\w|setattr\(\W?hydra\.", re.MULTILINE)
+    files = [path for folder in ("nmt", "tests", "scripts") for path in (root / folder).rglob("*.py")]
+    assert [path.name for path in files if private.search(path.read_text(encoding="utf-8"))] == []
+    assert private.search("from hydra._internal.utils import _run_hydra")

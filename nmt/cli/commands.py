@@ -6,7 +6,9 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
+from datetime import datetime
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from nmt.cli.app import STOPPED, output_folder, run_command
+from nmt.cli.compose import configured
 from nmt.cli.entry import exit_at_ctrl_c
 from nmt.cli.launch import shared_by_processes
 from nmt.config import schema
@@ -24,6 +27,7 @@ from nmt.system.processes import leave_group
 if TYPE_CHECKING:
     from nmt.evaluate.evaluation import EvaluationFolder
     from nmt.evaluate.metrics import ScoreSettings
+    from nmt.system.distributed import ProcessGroup
     from nmt.system.run import RunDirectory
     from nmt.translate.translator import Translator
 
@@ -34,56 +38,70 @@ SERVE_PACKAGES = ("fastapi", "prometheus_client", "uvicorn")
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
-def evaluate() -> None:
-    run_command("evaluate", schema.EvaluateConfig, shared_by_processes("evaluate", _evaluate))
+def evaluate_main() -> None:
+    run = shared_by_processes("evaluate", _evaluate)
+    run_command("evaluate", lambda arguments: run(configured("evaluate", schema.EvaluateConfig, arguments)))
 
 
-def compare() -> None:
+def compare_main() -> None:
     leave_group()
-    run_command("compare", schema.CompareConfig, _compare)
+    run_command("compare", lambda arguments: _compare(configured("compare", schema.CompareConfig, arguments)))
 
 
-def serve() -> None:
+def serve_main() -> None:
     leave_group()
-    run_command("serve", schema.ServeConfig, _serve)
+    run_command("serve", lambda arguments: _serve(configured("serve", schema.ServeConfig, arguments)))
 
 
-def export() -> None:
+def export_main() -> None:
     leave_group()
-    run_command("export", schema.ExportConfig, _export)
+    run_command("export", lambda arguments: _export(configured("export", schema.ExportConfig, arguments)))
 
 
-def _evaluate(config: schema.EvaluateConfig, overrides: list[str]) -> None:
-    """Score a trained run, or an ensemble, on a split of its corpus."""
+def _evaluate(config: schema.EvaluateConfig) -> None:
     with exit_at_ctrl_c("evaluate"):
-        from tqdm.auto import tqdm
-
-        from nmt.evaluate.evaluation import evaluate_run, warn_if_texts_differ
         from nmt.system.distributed import ProcessGroup
         from nmt.system.machine import fair_waiting, tune_memory
-        from nmt.system.run import RunDirectory, load_config
-        from nmt.translate.translator import Translator
-
     tune_memory()
+    with ProcessGroup.join() as group, fair_waiting():
+        evaluate(config, group, partial(_print_result, config))
+
+
+def evaluate(
+    config: schema.EvaluateConfig,
+    group: "ProcessGroup | None" = None,
+    on_result: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """Score a trained run, or an ensemble, on a split of its corpus; save the results, and return them.
+
+    Rank 0 calls `on_result` with the results even if they cannot be saved. A progress bar is shown only if `on_result`
+    is given. Raises UserError.
+    """
+    from tqdm.auto import tqdm
+
+    from nmt.evaluate.evaluation import evaluate_run, warn_if_texts_differ
+    from nmt.system.run import RunDirectory, load_config
+    from nmt.translate.translator import Translator
+
     runs = [RunDirectory.existing(path) for path in config.run]
     trained = load_config(runs[0].config)
     settings = run_score_settings(config, trained)
     sentences = len(runs[0].held_out(config.split)[0])
-    if config.output is None:
-        _check_writable(runs[0], config.run[0])
-    precision = runs[0].last_machine().get("precision")
+    folder = config.output
+    if folder is None and (len(runs) > 1 or runs[0].is_archive):  # the results belong to none of the runs
+        folder = f"outputs/evaluate/{datetime.now():%Y-%m-%d/%H-%M-%S-%f}"
+    if folder is None:
+        _check_writable(runs[0])
+    load = partial(Translator.load, config.run, **config.load_arguments)
+    translator = load() if group is None else group.everywhere(partial(load, group=group))
+    hidden = True if on_result is None else translator.group.hides_progress
+    result: dict[str, Any] = {}
     with ExitStack() as stack:
-        group = stack.enter_context(ProcessGroup.join())
-        translator = group.everywhere(partial(Translator.load, config.run, **config.load_arguments, group=group))
-        stack.enter_context(fair_waiting())
         warn_if_texts_differ(runs, config.split)
-        output: EvaluationFolder | str = changed_settings(config, trained, precision)
-        if config.output is not None:
-            output = _open_folder(config.output, stack, runs, translator, settings, config.checkpoint)
-        bar = stack.enter_context(
-            tqdm(total=sentences, desc=f"translate {config.split}", unit=" sent", disable=group.hides_progress)
-        )
-        result: dict[str, Any] = {}
+        output: EvaluationFolder | str = changed_settings(config, trained, runs[0].last_machine().get("precision"))
+        if folder is not None:
+            output = _open_folder(folder, stack, runs, translator, settings, config.checkpoint)
+        bar = stack.enter_context(tqdm(total=sentences, desc=f"translate {config.split}", unit=" sent", disable=hidden))
         try:
             evaluate_run(
                 runs[0],
@@ -104,9 +122,10 @@ def _evaluate(config: schema.EvaluateConfig, overrides: list[str]) -> None:
                 "output=FOLDER to save them elsewhere"
             ) from None
         finally:
-            if result and group.is_main:
+            if result and on_result is not None and translator.group.is_main:
                 bar.close()
-                _print_result(config, result)
+                on_result(result if folder is None else {"output": folder, **result})
+    return result
 
 
 def run_score_settings(config: schema.EvaluateConfig, trained: schema.TrainConfig) -> "ScoreSettings":
@@ -124,10 +143,8 @@ def run_score_settings(config: schema.EvaluateConfig, trained: schema.TrainConfi
         raise UserError(str(error).removeprefix("evaluation.")) from None
 
 
-def _check_writable(run: "RunDirectory", name: str) -> None:
+def _check_writable(run: "RunDirectory") -> None:
     """Raises UserError, before anything is translated, if the results could not be written."""
-    if run.is_archive:
-        raise UserError(f"run={name}: is an archive, which does not change; give output=FOLDER")
     for folder in (run.path, run.hypotheses, run.alignments):
         if folder.exists() and not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
             raise UserError(f"{folder}: cannot be written; give output=FOLDER to save the results elsewhere")
@@ -165,22 +182,29 @@ def _open_folder(
 
 def _print_result(config: schema.EvaluateConfig, result: dict[str, Any]) -> None:
     run = config.run[0] if len(config.run) == 1 else config.run
-    output = {} if config.output is None else {"output": config.output}
-    print(json.dumps({"run": run, "split": config.split, **output, **result}))
+    print(json.dumps({"run": run, "split": config.split, **result}))
 
 
-def _compare(config: schema.CompareConfig, overrides: list[str]) -> None:
-    """Rank systems, test their differences for significance, show where they differ."""
+def _compare(config: schema.CompareConfig) -> None:
+    table, folder = compare(config)
+    print(table)
+    print(f"page: {os.path.relpath(folder / 'index.html')}")
+
+
+def compare(config: schema.CompareConfig) -> tuple[str, Path]:
+    """Rank systems, test their differences for significance, show where they differ.
+
+    Returns the table and the folder of all results. Raises UserError.
+    """
     with exit_at_ctrl_c("compare"):
         from nmt.compare.report import write_comparison
 
     settings = config.model_dump(exclude={"output"})
     with output_folder(config.output, "comparison.json", "a comparison") as output:
-        print(write_comparison(output=output, **settings))
-    print(f"page: {os.path.relpath(output / 'index.html')}")
+        return write_comparison(output=output, **settings), output
 
 
-def _serve(config: schema.ServeConfig, overrides: list[str]) -> None:
+def _serve(config: schema.ServeConfig) -> None:
     """Serve a page and a service for trained models."""
     if missing := [name for name in SERVE_PACKAGES if find_spec(name) is None]:
         packages = " ".join(name.replace("_", "-") for name in SERVE_PACKAGES)
@@ -247,7 +271,7 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _export(config: schema.ExportConfig, overrides: list[str]) -> None:
+def _export(config: schema.ExportConfig) -> None:
     """Pack a trained model into one file."""
     with exit_at_ctrl_c("export"):
         from nmt.export.contents import contents

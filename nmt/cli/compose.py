@@ -3,87 +3,131 @@
 import logging
 import os
 import re
+import warnings
 from argparse import ArgumentParser, Namespace
-from collections.abc import Collection, Sequence
-from contextlib import nullcontext, suppress
-from importlib.metadata import version
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
 
 import hydra
 from hydra import initialize_config_dir
-from hydra._internal.utils import get_args_parser
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig, OmegaConf, open_dict
 from pydantic import BaseModel
 
-from nmt import DISTRIBUTION
-from nmt.cli import help
+from nmt.cli.explain import choices_of, explain
 from nmt.config.compose import config_dir, drop_unused_values, validated, validated_union
 from nmt.config.errors import UserError, format_value, nearest, plain_value, quoted, user_path
 from nmt.config.schema.base import text_keys
 from nmt.config.schema.data import Data
 from nmt.config.schema.model import SizeThresholds
-from nmt.system.processes import agreed
 
-DRY_RUN = "--dry-run"  # option of nmt-train, which removes it from the arguments that Hydra gets
-SWEEP_KEYS = ("hydra.sweep.", "hydra.launcher", "hydra.sweeper", "hydra/launcher", "hydra/sweeper")
 TEXT_KEYS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.job.name")
-HYDRA_DIRECTORIES = TEXT_KEYS[:2]  # Hydra creates these without expanding ~
-OWN_VALUES = {"hydra.output_subdir": None, "hydra.job.chdir": False, "hydra/job_logging": "none"}  # nmt needs these
-MAX_CHOICE = 100  # characters in the name of a choice, which is the name of a file
+SEARCH_PATH = "hydra.searchpath"
+# What a single run and a sweep of nmt-train take of Hydra's own keys, by their start.
+RUN_KEYS = ("hydra.run.dir", "hydra.job.name", "hydra.mode", SEARCH_PATH)
+SWEEP_KEYS = ("hydra.sweep.", "hydra.launcher", "hydra.sweeper", "hydra/launcher", "hydra/sweeper", "hydra.job.env")
 T = TypeVar("T", bound=BaseModel)
 log = logging.getLogger(__name__)
 
 
-def compose(
-    command: str, schema: type[T], overrides: Sequence[str], auto_size: str | None = None, started: bool = False
-) -> tuple[T, dict[str, str]]:
+def parse_arguments(command: str, arguments: Sequence[str]) -> Namespace:
+    """Parse a command line into its options and its `overrides`. Raises UserError for an unknown option."""
+    parser = ArgumentParser(f"nmt-{command}", add_help=False, allow_abbrev=False)
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("-h", "--help", action="store_true")
+    parser.add_argument("--version", action="store_true")
+    parser.add_argument("--cfg", choices=["job"])  # print the composed configuration
+    parser.add_argument("--resolve", action="store_true")  # with references replaced by their values
+    parser.add_argument("--config-dir", metavar="FOLDER")  # where the user's own recipes are
+    if command == "train":
+        parser.add_argument("--dry-run", action="store_true")
+        parser.add_argument("-m", "--multirun", action="store_true")
+        parser.add_argument("-sc", "--shell-completion", action="store_true")  # done by Hydra itself
+    options = [option for action in parser._actions for option in action.option_strings]
+
+    def error(message: str) -> NoReturn:
+        hint = nearest(message.rpartition(" ")[2].partition("=")[0], options)
+        raise UserError(f"{format_value(message, 200)}{hint}; nmt-{command} takes {', '.join(options)}")
+
+    parser.error = error  # type: ignore[method-assign]
+    parsed = parser.parse_intermixed_args(list(arguments))
+    if parsed.config_dir is not None:
+        parsed.overrides.append(f"{SEARCH_PATH}=[{quoted(os.path.abspath(user_path(parsed.config_dir)))}]")
+    return parsed
+
+
+def configured(command: str, schema: type[T], arguments: Sequence[str]) -> T:
+    """Compose and check the configuration of a command from its command line. Raises UserError."""
+    return compose(command, schema, parse_arguments(command, arguments).overrides)[0]
+
+
+def compose(command: str, schema: type[T], overrides: Sequence[str]) -> tuple[T, dict[str, str]]:
     """Compose and check the configuration of a command from overrides, without changing Hydra's global state.
 
-    size=auto becomes `auto_size`, by default the size for the corpus. started: True if a command has started Hydra,
-    which is then used. Returns the configuration and the choice of each group. Raises UserError with the message that
-    the command would print.
+    Returns the configuration and the choice of each group. Raises UserError with the message of the command.
     """
-    overrides = with_texts_quoted(overrides, schema)
-    for override in check(overrides, command):
-        if override.is_sweep_override():
-            raise UserError(f"{override.input_line}: several values need a sweep, which this is not")
+    words = with_texts_quoted(overrides, schema)
+    if several := [each for each in check(words, command) if each.is_sweep_override()]:
+        raise UserError(several_values(several[0], command))
+    config = composed(command, words)
+    return typed(command, schema, config, config.hydra, words)
+
+
+def composed(command: str, words: Sequence[str], started: bool = False) -> DictConfig:
+    """Compose the YAML files of a command, with Hydra's own section `hydra`.
+
+    started: True within a job of a sweep, for which Hydra has been started. Raises UserError.
+    """
+    with explained(command, words), nullcontext() if started else hydra_of(command):
+        return hydra.compose(command, [*words], return_hydra_config=True)
+
+
+def hydra_of(command: str) -> Any:  # noqa: ANN401
+    """Return a context in which Hydra knows the files in configs/."""
+    return initialize_config_dir(str(config_dir()), job_name=command, version_base="1.3")
+
+
+@contextmanager
+def explained(command: str, words: Sequence[str]) -> Iterator[None]:
+    """Turn errors of Hydra within this context, which come from the user's words, into a UserError in one line."""
     try:
-        with nullcontext() if started else initialize_config_dir(str(config_dir()), version_base="1.3"):
-            config = hydra.compose(command, list(overrides), return_hydra_config=True)
-            if _has_automatic_size(config):
-                others = without_size(overrides)
-                size = auto_size or _size_for_corpus(config)
-                config = hydra.compose(command, [*others, f"size={size}"], return_hydra_config=True)
-                _drop_thresholds(config)
-        _refuse_shadowed(config.hydra)
-        values = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-        return _typed(schema, values, overrides), choices(config.hydra)
-    except (HydraException, OmegaConfBaseException, ValueError) as error:  # ValueError: a key within a list
-        raise UserError(help.explain(error, command)) from None
+        with warnings.catch_warnings():  # Hydra only warns of mistakes such as a missing search path
+            warnings.filterwarnings("error", category=UserWarning, module=r"hydra\.")
+            yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(explain(error, command, words)) from error
 
 
-def job_config(schema: type[T], config: DictConfig, command: str) -> T:
-    """Check the configuration that Hydra composed for this job. size=auto becomes the size for the corpus.
+def typed(
+    command: str,
+    schema: type[T],
+    config: DictConfig,
+    hydra_config: Any,  # noqa: ANN401
+    words: Sequence[str],
+    started: bool = False,
+) -> tuple[T, dict[str, str]]:
+    """Check what Hydra has composed from these words. size=auto becomes the size for the corpus.
 
-    Raises UserError for a wrong value, OmegaConfBaseException for a missing value or an interpolation that fails.
+    Returns the configuration and the choice of each group. Raises UserError.
     """
-    job = cast(DictConfig, HydraConfig.get())
-    overrides = job_overrides(job)
-    _refuse_shadowed(job)
-    if _has_automatic_size(config):
-        size = _size_for_corpus(config)
-        with read_write(job):
-            job.runtime.choices["size"] = size  # so that the run records the size in place of "auto"
-        searched = [word for word in job_overrides(job, "hydra") if word.startswith("hydra.searchpath=")]
-        config = hydra.compose(command, [*searched, *without_size(overrides), f"size={size}"])
-        _drop_thresholds(config)
-    return _typed(schema, config, overrides)
+    _refuse_shadowed(hydra_config)
+    if "thresholds" in config.get("size", {}):
+        with explained(command, words):
+            size = _size_for_corpus(config)
+        config = composed(command, [*without_size(words), f"size={size}"], started)
+        hydra_config = config.hydra
+        with open_dict(config):
+            config.size.pop("thresholds", None)  # a recipe may have set them
+    with explained(command, words):
+        job = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+        values = cast(dict[str, Any], OmegaConf.to_container(job, resolve=True, throw_on_missing=True))
+    return validated(schema, drop_unused_values(schema, values, words)), choices(hydra_config)
 
 
 def choices(hydra_config: Any) -> dict[str, str]:  # noqa: ANN401
@@ -92,47 +136,23 @@ def choices(hydra_config: Any) -> dict[str, str]:  # noqa: ANN401
     return {str(group): str(choice) for group, choice in selected.items() if not str(group).startswith("hydra/")}
 
 
-def job_overrides(hydra_config: Any, node: str = "task") -> list[str]:  # noqa: ANN401
-    """Return a job's overrides; with node="hydra", those of Hydra's own keys. Interpolations stay unresolved."""
-    overrides: list[str] = OmegaConf.to_container(hydra_config.overrides[node], resolve=False)  # type: ignore[assignment]
-    return overrides
-
-
-def without_size(overrides: Sequence[str]) -> list[str]:
+def without_size(words: Sequence[str]) -> list[str]:
     """Return the overrides without size= and size.thresholds."""
-    return [override for override in overrides if not override.lstrip("+~").startswith(("size=", "size.thresholds"))]
+    return [word for word in words if not word.lstrip("+~").startswith(("size=", "size.thresholds"))]
 
 
-def _typed(schema: type[T], config: DictConfig, overrides: Sequence[str]) -> T:
-    values = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
-    return validated(schema, drop_unused_values(schema, values, overrides))
-
-
-def _has_automatic_size(config: DictConfig) -> bool:
-    return "thresholds" in config.get("size", {})
-
-
-def _drop_thresholds(config: DictConfig) -> None:
-    """Remove the thresholds of size=auto, which a recipe may have set, from the configuration with the chosen size."""
-    with open_dict(config):
-        config.size.pop("thresholds", None)
+def of_job(words: Sequence[str]) -> list[str]:
+    """Return the overrides without those of Hydra's own keys."""
+    return [word for word in words if not word.lstrip("+~").startswith("hydra")]
 
 
 def _refuse_shadowed(hydra_config: Any) -> None:  # noqa: ANN401
     """Raise UserError for a choice that also exists in the user's own folder: Hydra would take that of nmt."""
-    for folder in user_folders(hydra_config):
-        for group, choice in choices(hydra_config).items():
-            file = folder / group / f"{choice}.yaml"
-            if file.is_file() and (config_dir() / group / f"{choice}.yaml").is_file():
-                raise UserError(
-                    f"{group}={choice}: {file} has the name of a choice of nmt, which would be used; rename it"
-                )
-
-
-def user_folders(hydra_config: Any) -> list[Path]:  # noqa: ANN401
-    """List the user's own folders of configurations: those of --config-dir and hydra.searchpath."""
     folders = [Path(source.path) for source in hydra_config.runtime.config_sources if source.schema == "file"]
-    return [folder for folder in folders if folder != config_dir()]
+    for name in (f"{group}/{choice}.yaml" for group, choice in choices(hydra_config).items()):
+        for file in (folder / name for folder in folders if folder != config_dir()):
+            if file.is_file() and (config_dir() / name).is_file():
+                raise UserError(f"{file}: has the name of a choice of nmt, which would be used; rename it")
 
 
 def _size_for_corpus(config: DictConfig) -> str:
@@ -155,112 +175,50 @@ def _size_for_corpus(config: DictConfig) -> str:
     return size
 
 
-def argument_parser(command: str) -> ArgumentParser:
-    """Return Hydra's parser of options, but with our version, and with UserError instead of a printed usage."""
-    parser: ArgumentParser = get_args_parser()
-    options = [option for action in parser._actions for option in action.option_strings]
-
-    def error(message: str) -> NoReturn:
-        allowed = [*options, DRY_RUN] if command == "train" else options
-        raise UserError(f"{format_value(message, 200)}{nearest(message.rpartition(' ')[2], allowed)}")
-
-    parser.error = error  # type: ignore[method-assign]
-    for action in parser._actions:
-        if "--version" in action.option_strings:
-            action.version = f"nmt {version(DISTRIBUTION)} (Hydra {version('hydra-core')})"  # type: ignore[attr-defined]
-    return parser
-
-
-def parse_arguments(
-    parser: ArgumentParser, arguments: Sequence[str], schema: type[BaseModel], command: str
-) -> Namespace:
-    """Parse a command line into Hydra's options. The texts in their `overrides` are quoted for Hydra.
-
-    Raises UserError for arguments that cannot work or would have no effect.
-    """
-    parsed = parser.parse_intermixed_args(list(arguments))
-    if parsed.multirun and command != "train":
-        instead = "; one comparison takes all runs, as in runs=[A,B]" if command == "compare" else ""
-        raise UserError(f"-m: is for nmt-train only{instead}")
-    if parsed.experimental_rerun:
-        raise UserError("--experimental-rerun: would execute code from a file; resume a run with run=DIR")
-    if parsed.config_name or parsed.config_path:
-        option = "--config-name" if parsed.config_name else "--config-path"
-        raise UserError(
-            f"{option}: nmt has its own configuration; write a recipe FOLDER/experiment/NAME.yaml, and give "
-            "--config-dir FOLDER experiment=NAME"
-        )
-    parsed.overrides = with_texts_quoted(parsed.overrides, schema)
-    check(parsed.overrides, command)
-    return parsed
-
-
-def check(overrides: Sequence[str], command: str) -> list[Override]:
+def check(words: Sequence[str], command: str) -> list[Override]:
     """Parse overrides. Raises UserError for those that cannot be parsed or would have no effect."""
-    parsed = [_parsed(override) for override in overrides]
-    keys = {str(override.key_or_group) for override in parsed}
+    parsed = [_parsed(word) for word in words]
     for override in parsed:
         key, line = str(override.key_or_group), format_value(override.input_line)
-        if command != "train" and key.startswith(("hydra.run.", *SWEEP_KEYS)):
+        if command != "train" and key.startswith("hydra") and key != SEARCH_PATH:
             raise UserError(f"{line}: is for nmt-train only")
-        if key == "hydra.run.dir" and "run" in keys:
-            raise UserError(f"{line}: run= resumes in the run's own directory; leave it out")
-        if key in OWN_VALUES and override.value() != OWN_VALUES[key]:
+        if (config_dir() / key).is_dir() and not _names_choices(override):
+            raise UserError(f"{line}: choose one of {', '.join(choices_of(key, command))}")
+        if key.startswith("hydra") and not key.startswith((*RUN_KEYS, *SWEEP_KEYS)):
             raise UserError(f"{line}: nmt writes its own files and log in the run's directory; leave it out")
-        names_choices = (config_dir() / key).is_dir() and not (override.is_delete() or override.is_sweep_override())
-        if names_choices and not _may_be_choice(override.value()):
-            others = ", ".join(help.choices_of(key, command))
-            raise UserError(f"{line}: {'leave it out' if key == help.RECIPES else f'choose one of {others}'}")
-        if command == "train":
-            _refuse_choice_as_value(override)
-    _warn_of_repeated(parsed)
     return parsed
 
 
-def _may_be_choice(value: object) -> bool:
-    """Check if a value may name a file of a group, or several files. Hydra fails at other values with a traceback."""
-    if isinstance(value, list):
-        return all(isinstance(name, str) and _may_be_choice(name) for name in value)
-    return value is not None and len(str(value)) <= MAX_CHOICE
+def _names_choices(override: Override) -> bool:
+    if override.is_delete() or override.is_sweep_override():
+        return True
+    value = override.value()
+    return all(isinstance(name, str) for name in (value if isinstance(value, list) else [value]))
 
 
-def _parsed(override: str) -> Override:
-    if "=" not in override and not override.startswith("~"):
+def _parsed(word: str) -> Override:
+    if "=" not in word and not word.startswith("~"):
         hint = ""
-        if os.path.exists(override):
-            hint = f"; write run={override}" if os.path.isdir(override) else f"; to read this file, write < {override}"
-        raise UserError(f"{format_value(override)}: expected KEY=VALUE or GROUP=CHOICE{hint}")
+        if os.path.exists(word):
+            hint = f"; write run={word}" if os.path.isdir(word) else f"; to read this file, write < {word}"
+        raise UserError(f"{format_value(word)}: expected KEY=VALUE or GROUP=CHOICE{hint}")
     try:
-        return OverridesParser.create().parse_override(override)
+        return OverridesParser.create().parse_override(word)
     except (HydraException, ValueError, RecursionError) as error:
         reason = format_value(str(error).partition("\n")[0])
         raise UserError(
-            f"{format_value(override)}: cannot be parsed ({reason}); write no spaces around =, and quote values with "
+            f"{format_value(word)}: cannot be parsed ({reason}); write no spaces around =, and quote values with "
             "characters other than ASCII letters, digits and . / - _ +, as in \"key='a=b'\""
         ) from None
 
 
-def _refuse_choice_as_value(override: Override) -> None:
-    """Raises UserError for a choice that is written like a value: attention.score=general, or optimizer.kind=sgd."""
-    key, _, value = str(override.input_line).lstrip("+").partition("=")
-    group = key.removesuffix(".kind").replace(".", "/")
-    is_group = "." in key and (config_dir() / group).is_dir()
-    if is_group and not override.is_delete() and not isinstance(override.value(), dict):
-        line, names = format_value(override.input_line), [path.stem for path in (config_dir() / group).glob("*.yaml")]
-        choice = value if value in names else f"CHOICE{nearest(value, names)}"
-        raise UserError(f"{line}: a choice sets several values; write {group}={choice}")
-
-
-def _warn_of_repeated(overrides: Sequence[Override]) -> None:
-    """Warn where two arguments set one key: the last one wins."""
-    last: dict[str, Override] = {}
-    for override in overrides:
-        key = override.get_key_element().lstrip("+")
-        before = last.get(key)
-        if before is not None and before.value() != override.value() and not before.is_delete():
-            lines = format_value(before.input_line), format_value(override.input_line)
-            log.warning("%s: overridden by the later %s", *lines)
-        last[key] = override
+def several_values(override: Override, command: str) -> str:
+    """Say what to write for a list or a sweep in place of several values."""
+    key, _, values = str(override.input_line).partition("=")
+    if "interval(" in values:
+        return f"{override.input_line}: interval(a,b) is for a search: add -m hydra/sweeper=optuna"
+    sweep = "; for a sweep add -m" if command == "train" else ""
+    return f"{override.input_line}: for a list give '{key}=[{values}]'{sweep}"
 
 
 def with_texts_quoted(overrides: Sequence[str], schema: type[BaseModel]) -> list[str]:
@@ -273,12 +231,10 @@ def with_texts_quoted(overrides: Sequence[str], schema: type[BaseModel]) -> list
     return [_with_text_quoted(override.removeprefix("++"), keys) for override in overrides]
 
 
-def _with_text_quoted(override: str, keys: Collection[str]) -> str:
+def _with_text_quoted(override: str, keys: set[str]) -> str:
     key, _, text = override.partition("=")
-    if text.startswith("~/") and re.fullmatch(r"[a-zA-Z0-9_./-]*", text[1:]):
+    if re.fullmatch(r"~[a-zA-Z0-9_./-]*", text):
         return f"{key}={quoted(user_path(text))}"
-    if key in HYDRA_DIRECTORIES and (value := value_of(override)).startswith("~"):
-        return f"{key}={quoted(user_path(value))}"
     name = key.lstrip("+")
     takes_text = name in keys or (config_dir() / name).is_dir()
     return f"{key}={quoted(text)}" if takes_text and isinstance(plain_value(text), bool | int | float) else override
@@ -291,39 +247,3 @@ def value_of(override: str) -> str:
         value = OverridesParser.create().parse_override(override).value()
         return value if isinstance(value, str) else text
     return text
-
-
-def _run_dir(run: object, new: str) -> str:
-    """Return the directory of the run to resume, or `new` if `run` is None.
-
-    Raises UserError if there is no directory `run`, before Hydra creates anything.
-    """
-    if run is None:
-        return agreed("run directory", new)
-    if not isinstance(run, str):
-        raise UserError(f"run={format_value(run)}: run= resumes one run")
-    path = user_path(run)
-    if os.path.isfile(path):  # unlike the methods of Path, these functions raise nothing
-        raise UserError(
-            f"run={format_value(run)}: is a file; an archive cannot be resumed, but training.start_from=FILE "
-            "starts a new run from its weights"
-        )
-    if not os.path.isdir(path):
-        raise UserError(
-            f"run={format_value(run)}: no such directory; run= resumes a run, hydra.run.dir= names a new one"
-        )
-    return str(path)
-
-
-def _for_several(run: str | list[str] | None, folder: str) -> str | None:
-    """Return `folder` for the results of several runs or of an archive; None for one run, which holds its results."""
-    runs = [run] if run is None or isinstance(run, str) else run
-    return folder if len(runs) > 1 or any(user_path(str(name)).is_file() for name in runs) else None
-
-
-# Registered at import, because a launcher's worker process imports modules but runs no `main`. YAML files call these
-# functions.
-OmegaConf.register_new_resolver("run_dir", _run_dir, replace=True)
-OmegaConf.register_new_resolver("for_several", _for_several, replace=True)
-OmegaConf.register_new_resolver("choices", help.all_choices, replace=True)
-OmegaConf.register_new_resolver("values", help.values, replace=True)

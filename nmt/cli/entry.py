@@ -20,22 +20,22 @@ def translate() -> None:
 
 def evaluate() -> None:
     """Run nmt-evaluate: score a trained run, or an ensemble, on a split of its corpus."""
-    _run("evaluate", "nmt.cli.commands", "evaluate")
+    _run("evaluate", "nmt.cli.commands", "evaluate_main")
 
 
 def compare() -> None:
     """Run nmt-compare: rank systems, test their differences for significance, show where they differ."""
-    _run("compare", "nmt.cli.commands", "compare")
+    _run("compare", "nmt.cli.commands", "compare_main")
 
 
 def serve() -> None:
     """Run nmt-serve: serve a page and a web service for trained models."""
-    _run("serve", "nmt.cli.commands", "serve")
+    _run("serve", "nmt.cli.commands", "serve_main")
 
 
 def export() -> None:
     """Run nmt-export: pack a trained model into one file."""
-    _run("export", "nmt.cli.commands", "export")
+    _run("export", "nmt.cli.commands", "export_main")
 
 
 def _run(command: str, module: str, name: str) -> None:

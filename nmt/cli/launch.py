@@ -1,132 +1,87 @@
 """Run a command in several processes of this machine by torch's elastic launcher, as processes=N asks."""
 
+import atexit
 import logging
 import os
-import pickle
 import signal
 import sys
 import tempfile
-import time
-import traceback
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import fields
-from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from nmt.cli.app import STOPPED, attempt, log_to_stream, report
-from nmt.cli.help import explain
+from nmt.cli.app import STOPPED, attempt, is_unread, leave, log_to_stream
+from nmt.cli.explain import explain
 from nmt.config.errors import UserError
 from nmt.config.schema.commands import SavedRunCommand
-from nmt.system.files import write_atomically
-from nmt.system.processes import cores, rank, started_in_group
+from nmt.system.processes import clean_start, cores, end_with, environment, rank, started_in_group
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-
+    from torch.distributed.launcher.api import LaunchConfig
 
 SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
-WORK, ERROR = "work.pickle", "error.pickle"  # files in the folder of a launch: what to run, and the error of rank 0
-CRASHED, REPORTED = 1, 2  # exit status after a traceback, and after an error in one line
+# Exit status of a process after a user's mistake, after any other exception, and where nobody reads its output.
+REFUSED, CRASHED, UNREAD = 2, 1, 3
 THIS_MACHINE, LOOPBACK = "127.0.0.1", "lo0" if sys.platform == "darwin" else "lo"
-SECONDS_TO_EXPLAIN = 10.0  # time for rank 0 to write its error after another process has failed
 SECONDS_TO_SAVE = 600  # time for a process to finish its update or validation and to save, after a signal
 S = TypeVar("S", bound=SavedRunCommand)
+
+
+def shared_by_processes(command: str, task: Callable[[S], None]) -> Callable[[S], int]:
+    """Wrap a command's task: config.processes processes then run it together and share the work."""
+
+    def work(config: S) -> int:
+        if config.processes == 1:
+            task(config)
+            return 0
+        if started_in_group():
+            raise UserError("processes=: several processes were started already; leave it out")
+        return in_processes(config.processes, command, task, config)
+
+    return work
 
 
 def in_processes(count: int, command: str, job: Callable[..., int | None], *arguments: object) -> int:
     """Run `job(*arguments)` of a command in `count` processes, which share the standard streams.
 
-    Each process is a new Python program. When one fails, its end closes its connections, which ends the others as well.
-    Returns the exit status. Raises the error of rank 0, or UserError if another process failed or was killed.
+    When one fails, its end closes its connections, which ends the others as well. All end when this process is killed.
+    Returns the exit status. Raises UserError with the message of the process that failed first.
     """
-    with tempfile.TemporaryDirectory(prefix="nmt-processes-") as folder:
-        Path(folder, WORK).write_bytes(pickle.dumps(sys.path) + pickle.dumps((command, job, arguments)))
-        failure = _launch(count, folder)
-        if isinstance(failure, int):
-            return failure
-        if (error := Path(folder, ERROR)).exists():
-            raise pickle.loads(error.read_bytes())
-        if failure.exitcode > STOPPED:  # a signal to a single process stopped the group
-            return int(failure.exitcode)
-        if failure.exitcode == REPORTED:
-            raise UserError("a process failed, as printed above")
-        reason = f"signal {-failure.exitcode}" if failure.exitcode < 0 else f"status {failure.exitcode}"
-        checkpoints = "; the checkpoints are intact" if command == "train" else ""
-        raise UserError(f"process {failure.local_rank} ended with {reason}{checkpoints}")
-
-
-def run() -> NoReturn:
-    """Run as one of the processes that `in_processes` starts: do the work in the folder sys.argv[1], and exit."""
-    folder = Path(sys.argv[1])
-    with (folder / WORK).open("rb") as file:
-        sys.path[:] = pickle.load(file)
-        command, job, arguments = pickle.load(file)
-    log_to_stream(sys.stderr)
-    try:
-        outcome = attempt(lambda: job(*arguments) or 0, debug=False)
-    except KeyboardInterrupt:
-        if rank() == 0:
-            print(f"nmt-{command}: interrupted", file=sys.stderr)
-        outcome = STOPPED + signal.SIGINT
-    except Exception:
-        traceback.print_exc()
-        outcome = CRASHED
-    if isinstance(outcome, Exception):
-        if rank() == 0:
-            error = outcome if isinstance(outcome, OSError) else UserError(explain(outcome, command))
-            try:
-                write_atomically(folder / ERROR, pickle.dumps(error))
-            except OSError:  # the disk of the temporary folder is full
-                report(outcome, command)
-        else:
-            report(outcome, command)
-            # Wait until rank 0 has written its error: the launcher ends rank 0 when this process ends.
-            deadline = time.monotonic() + SECONDS_TO_EXPLAIN
-            while not (folder / ERROR).exists() and time.monotonic() < deadline:
-                time.sleep(0.05)
-        outcome = REPORTED
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            stream.flush()
-    # An orderly exit would wait for the connections to processes that have failed. It may also end in SIGABRT while
-    # threads of torch still run.
-    os._exit(outcome)
-
-
-def shared_by_processes(command: str, task: Callable[[S, list[str]], None]) -> Callable[[S, list[str]], int]:
-    """Wrap a command's task: config.processes processes then run it together and share the work."""
-
-    def work(config: S, overrides: list[str]) -> int:
-        if config.processes == 1:
-            task(config, overrides)
-            return 0
-        if started_in_group():
-            raise UserError("processes=: several processes were started already; leave it out")
-        return in_processes(config.processes, command, task, config, overrides)
-
-    return work
-
-
-def _launch(processes: int, folder: str) -> "int | ProcessFailure":
-    """Call `run` in several processes on the work in `folder`, and wait until all have ended.
-
-    Returns the exit status, or the first failure of a process. The processes also end when this one is killed.
-    """
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    from torch.distributed.launcher.api import elastic_launch
 
-    options = {field.name for field in fields(LaunchConfig)}
+    for name in logging.root.manager.loggerDict:  # torch's loggers would announce signals and failures in their words
+        if name.startswith(("torch.distributed", "torch.multiprocessing")):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+    threads = os.environ.get("OMP_NUM_THREADS", str(max(1, cores() // count)))  # of each process
+    variables = environment(OMP_NUM_THREADS=threads, GLOO_SOCKET_IFNAME=os.environ.get("GLOO_SOCKET_IFNAME", LOOPBACK))
+    with tempfile.TemporaryDirectory(prefix="nmt-processes-") as folder, _own_handlers(), clean_start(), variables:
+        try:
+            statuses = elastic_launch(_settings(count, folder), _work)(os.getpid(), command, job, arguments)
+        except SignalException as stop:
+            return STOPPED + int(stop.sigval)
+        except ChildFailedError as error:
+            return _failed(error.get_first_failure()[1], command)
+    return max(map(int, statuses.values()))
+
+
+def _settings(count: int, folder: str) -> "LaunchConfig":
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.launcher.api import LaunchConfig
+
     # Signals that this process ignores, such as SIGHUP under nohup, stay ignored.
     handled = [name for name in SIGNALS if signal.getsignal(getattr(signal, name)) != signal.SIG_IGN]
     # The oldest torch that we support lacks these options.
     newer = {"signals_to_handle": ",".join(handled), "shutdown_timeout": SECONDS_TO_SAVE}
-    settings = LaunchConfig(
+    options = {field.name for field in fields(LaunchConfig)}
+    return LaunchConfig(
         min_nodes=1,
         max_nodes=1,
-        nproc_per_node=processes,
+        nproc_per_node=count,
         run_id=uuid.uuid4().hex,
         rdzv_backend="c10d",
         rdzv_endpoint=f"{THIS_MACHINE}:0",
@@ -135,24 +90,58 @@ def _launch(processes: int, folder: str) -> "int | ProcessFailure":
         logs_specs=DefaultLogsSpecs(log_dir=folder),
         **{name: value for name, value in newer.items() if name in options},  # type: ignore[arg-type]
     )
-    for name in logging.root.manager.loggerDict:  # torch's loggers would announce signals and failures in their words
-        if name.startswith("torch.distributed"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
-    threads = max(1, cores() // processes)  # of each process, unless the user has set OMP_NUM_THREADS
-    start = (
-        f"import os; os.environ.setdefault('OMP_NUM_THREADS', '{threads}');"
-        f"os.environ.setdefault('GLOO_SOCKET_IFNAME', '{LOOPBACK}');"
-        f"from nmt.system.processes import end_with; end_with({os.getpid()});"
-        "from nmt.cli.launch import run; run()"
-    )
-    with _own_handlers():
-        try:
-            elastic_launch(settings, sys.executable)("-c", start, folder)
-        except SignalException as stop:
-            return STOPPED + int(stop.sigval)
-        except ChildFailedError as error:
-            return error.get_first_failure()[1]
-    return 0
+
+
+def _work(launcher: int, command: str, job: Callable[..., int | None], arguments: tuple[object, ...]) -> int:
+    """Do the work of one process, and return its exit status.
+
+    After an error, which torch records for the launcher, the process ends at once: an orderly exit would wait for the
+    connections to processes that have failed. It may also end in SIGABRT while threads of torch still run.
+    """
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    end_with(launcher)
+    sys.stdin = open(0, closefd=False, encoding="utf-8")  # noqa: SIM115 (multiprocessing has replaced it by /dev/null)
+    log_to_stream(sys.stderr)
+
+    @record
+    def recorded() -> int:
+        outcome = attempt(lambda: job(*arguments) or 0, debug=False)
+        if isinstance(outcome, Exception):
+            if is_unread(outcome):
+                leave(UNREAD)
+            raise UserError(explain(outcome, command)) from outcome
+        return outcome
+
+    try:
+        status = recorded() or 0
+    except KeyboardInterrupt:
+        if rank() == 0:
+            print(f"nmt-{command}: interrupted", file=sys.stderr)
+        leave(STOPPED + signal.SIGINT)
+    except UserError:
+        leave(REFUSED)
+    except Exception:
+        leave(CRASHED)
+    if status > STOPPED:  # the launcher, which passes on signals, would wait for the process and not for its status
+        leave(status)
+    atexit.register(leave, 0)  # when the launcher has read the status
+    return int(status)
+
+
+def _failed(failure: "ProcessFailure", command: str) -> int:
+    """Return the exit status of a group that a signal or the reader of its output stopped. Else raise UserError."""
+    if failure.exitcode > STOPPED or failure.exitcode == UNREAD:
+        return int(failure.exitcode) if failure.exitcode > STOPPED else 0
+    data = failure.error_file_data.get("message", {}) if failure.exitcode > 0 else {}
+    message = data.get("message", "") if isinstance(data, dict) else str(data)
+    if failure.exitcode == REFUSED:
+        raise UserError(message.partition(": ")[2] or "a process failed, and its message could not be saved")
+    if isinstance(data, dict) and "extraInfo" in data:
+        print(data["extraInfo"]["py_callstack"], end="", file=sys.stderr)
+    reason = f"signal {-failure.exitcode}" if failure.exitcode < 0 else f"status {failure.exitcode}"
+    checkpoints = "; the checkpoints are intact" if command == "train" else ""
+    raise UserError(f"process {failure.local_rank} ended with {reason}{checkpoints}")
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import fcntl
 import logging
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,12 +25,10 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from nmt.cli.compose import compose, job_overrides
-from nmt.cli.help import explain
+from nmt.cli.explain import explain
 from nmt.compare.jobs import record_failure
 from nmt.config.compose import validated_union
 from nmt.config.errors import UserError
-from nmt.config.schema import TrainConfig
 from nmt.config.schema.base import Count, CountOrZero, Section
 from nmt.evaluate.metrics import sign_of
 from nmt.system.files import try_lock
@@ -79,23 +77,9 @@ class OptunaSweeper(Sweeper):
         space = {key: _distribution(override) for key, override in last.items() if override.is_sweep_override()}
         if not space:
             raise UserError("hydra/sweeper=optuna: nothing to search; give a key several values or an interval(a,b)")
-        self._check_trials(last.values())
         self._directory.mkdir(parents=True, exist_ok=True)
         with _locked_journal(self._directory):
             self._search(space)
-
-    def _check_trials(self, overrides: Collection[Override]) -> None:
-        """Compose a trial with the first values and one with the last. Raises UserError if both are refused."""
-        searched = [word for word in job_overrides(self._config.hydra, "hydra") if word.startswith("hydra.searchpath=")]
-        errors = []
-        for end in (0, -1):
-            try:
-                words = [*searched, *(_at_end(override, end) for override in overrides)]
-                compose("train", TrainConfig, words, auto_size="small", started=True)
-            except UserError as error:
-                errors.append(error)
-        if len(errors) > 1:
-            raise errors[0]
 
     def _search(self, space: Mapping[str, Any]) -> None:
         """Run the trials that are missing. space: key -> Optuna's distribution."""
@@ -157,7 +141,7 @@ class OptunaSweeper(Sweeper):
             try:
                 self._loader.load_sweep_config(self._config, overrides)
             except HydraException as error:  # e.g. a key of a choice that this trial does not select
-                record_failure(self._directory / str(trial.number), explain(error, "train"), overrides)
+                record_failure(self._directory / str(trial.number), explain(error, "train", overrides), overrides)
                 study.tell(trial.number, state=states.FAIL)
             else:
                 jobs[trial.number] = overrides
@@ -278,15 +262,6 @@ class JournalLock:
 
     def release(self) -> None:
         self._file.close()
-
-
-def _at_end(override: Override, end: int) -> str:
-    """Return an override with the first (0) or the last (-1) of its values."""
-    if not override.is_sweep_override():
-        return override.input_line or ""
-    value = override.value()
-    values = [value.start, value.end] if isinstance(value, IntervalSweep) else [*override.sweep_string_iterator()]
-    return f"{override.get_key_element()}={values[end]}"
 
 
 def _distribution(override: Override) -> Any:  # noqa: ANN401

@@ -12,24 +12,21 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import tabulate
 import torch
 
-from nmt.cli.app import log_to_stream, output_folder
-from nmt.cli.commands import changed_settings, run_score_settings
+from nmt.cli.app import log_to_stream
+from nmt.cli.commands import compare, evaluate
 from nmt.cli.compose import compose
-from nmt.cli.train import is_complete, resumed
-from nmt.compare.report import write_comparison
+from nmt.cli.train import is_complete, new_run, resumed, resumes
 from nmt.config import schema
 from nmt.config.errors import UserError, quoted, user_path
-from nmt.evaluate.evaluation import evaluate_run
 from nmt.evaluate.metrics import METRICS
 from nmt.system.distributed import Interrupted
-from nmt.system.run import FINISHED, RunDirectory, load_config, read_json
+from nmt.system.run import FINISHED, RunDirectory, read_json
 from nmt.training.job import train_run
 from nmt.translate.translator import Translator
 
@@ -76,21 +73,7 @@ class Run:
             if any(word.lstrip("+").startswith(f"{key}=") for word in overrides):
                 raise UserError(f"{key}=: only nmt-evaluate takes this key; a run scores itself in one process")
         config, _ = compose("evaluate", schema.EvaluateConfig, [f"run={quoted(self.path)}", *overrides])
-        folder = RunDirectory.existing(str(self.path))
-        translator = Translator.load(config.run, **config.load_arguments)
-        trained = load_config(folder.config)
-        settings = run_score_settings(config, trained)
-        changed = changed_settings(config, trained, folder.last_machine().get("precision"))
-        result, _ = evaluate_run(
-            folder,
-            translator,
-            config.split,
-            settings,
-            config.checkpoint,
-            output=changed,
-            faithfulness_sentences=config.faithfulness_sentences if config.faithfulness else 0,
-        )
-        return Scores(result)
+        return Scores(evaluate(config))
 
     def _repr_html_(self) -> str:
         rows = [
@@ -149,23 +132,23 @@ def train(*overrides: str, data: str | Mapping[str, object] | None = None, direc
     for word in words:
         if word.lstrip("+~").startswith(("hydra.", "hydra/")):
             raise UserError(f"{word}: only nmt-train takes keys of hydra; for the directory, give directory=")
-    config, choices = compose("train", schema.TrainConfig, words)
-    if config.processes != 1:
-        raise UserError("processes=: several processes are for nmt-train; a program trains in one")
-    if config.run is None:
-        now = datetime.now()
-        path = user_path(directory or f"outputs/train/{now:%Y-%m-%d}/{now:%H-%M-%S-%f}").absolute()
-    elif directory is not None:
-        raise UserError(f"run={config.run} resumes a run in its own directory; leave directory out")
+    if resumes(words):
+        start = resumed(words)
+        if directory is not None:
+            raise UserError(f"run={start.directory} resumes a run in its own directory; leave directory out")
     else:
-        (path, config), choices = resumed(config, words, []), {}
-    config, run = config.with_absolute_paths(), RunDirectory(path)
-    if is_complete(run, config, {FINISHED}):
+        start = new_run(words)
+        if directory is not None:
+            start = start._replace(directory=user_path(directory))
+    path = start.directory.absolute()
+    if start.config.processes != 1:
+        raise UserError("processes=: several processes are for nmt-train; a program trains in one")
+    if is_complete(start, {FINISHED}):
         log.info("%s: already finished: skipped", path)
         return Run(path)
     threads = torch.get_num_threads()
     try:
-        run = train_run(config, path, words, choices)
+        run = train_run(start.config, path, start.overrides, start.choices)
     except Interrupted as stop:
         raise KeyboardInterrupt(f'stopped by {stop}; go on with nmt.train("run={path}")') from None
     finally:
@@ -185,14 +168,9 @@ def compare_runs(
     log_to_stream(sys.stderr)
     runs = [runs] if isinstance(runs, Run | str | Path) else runs
     paths = ",".join(quoted(run.path if isinstance(run, Run) else user_path(run)) for run in runs)
-    now = datetime.now()
-    folder = str(output or f"outputs/compare/{now:%Y-%m-%d}/{now:%H-%M-%S-%f}")
-    words = [f"runs=[{paths}]", f"output={quoted(folder)}", *overrides]
+    words = [f"runs=[{paths}]", *([] if output is None else [f"output={quoted(output)}"]), *overrides]
     config, _ = compose("compare", schema.CompareConfig, words)
-    settings = config.model_dump(exclude={"output"})
-    with output_folder(config.output, "comparison.json", "a comparison") as created:
-        write_comparison(output=created, **settings)
-    return Comparison(created)
+    return Comparison(compare(config)[1])
 
 
 def _data_overrides(data: str | Mapping[str, object] | None) -> list[str]:

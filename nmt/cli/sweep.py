@@ -9,28 +9,25 @@ import signal
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
-from hydra.experimental.callback import Callback
-from hydra.types import RunMode
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from hydra.core.override_parser.types import IntervalSweep, Override
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from nmt.cli import optuna_sweeper
-from nmt.cli.app import STOPPED, log_to_stream, output_dir
-from nmt.cli.compose import DRY_RUN, SWEEP_KEYS, compose, job_overrides, user_folders
-from nmt.cli.help import choices_of, explain
+from nmt.cli.app import STOPPED, log_to_stream
+from nmt.cli.compose import SEARCH_PATH, compose, explained, hydra_of, of_job
+from nmt.cli.explain import explain
 from nmt.compare.jobs import mark_sweep, record_failure, report_jobs
 from nmt.config.compose import config_dir
-from nmt.config.errors import UserError, for_shell, format_value, override_values, plain_value
+from nmt.config.errors import UserError, for_shell, format_value, override_values, plain_value, quoted, user_path
 from nmt.config.schema import TrainConfig
 from nmt.system.files import folders_with, short_name
 from nmt.system.processes import cores, end_with, join_cluster, rank
@@ -38,7 +35,6 @@ from nmt.system.run import ERROR, LOCK, SWEEP, RunDirectory, read_json
 
 MAX_WAIT = 30.0  # seconds for a run to save and stop
 MAX_VALUE, MAX_NAME = 40, 200  # characters of one value, and of the whole name of a job's directory
-GRID = f"{BasicSweeper.__module__}.{BasicSweeper.__name__}"  # Hydra's sweeper, which runs all combinations of values
 COUNT = "NMT_SWEEP_JOBS"  # environment variable with the number of jobs, which worker processes inherit
 PARENT = os.getppid()  # id of the parent process, which for a worker of the parallel launcher is the sweep
 BUSY = threading.Event()  # set while this process runs a job
@@ -48,30 +44,96 @@ log = logging.getLogger(__name__)
 observer = optuna_sweeper.observer
 
 
-class NameJobs(Callback):
-    """Prepares a sweep: Hydra calls this before the first job (configs/train.yaml, hydra.callbacks)."""
+def prepare(config: DictConfig, words: Sequence[str]) -> list[str]:
+    """Check a sweep, mark its directory, and name the directory of each job by the values that the sweep varies.
 
-    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:  # noqa: ANN401
-        """Check and mark the sweep's directory, and name each job's directory by the values that the sweep varies."""
-        directory = Path(config.hydra.sweep.dir)
-        if config.hydra.launcher.get("n_jobs") and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-            signal.signal(signal.SIGINT, partial(_interrupt_after_saving, directory))
-        varied, count = _varied(config)
-        grid = config.hydra.sweeper._target_ == GRID
-        if reason := _refusal(config, directory, varied, count) or (grid and refused_jobs(config, varied)):
-            log.error("nmt-train: error: %s", reason)  # Hydra would turn an exception into a warning
-            sys.exit(2)
-        _started[:] = [(directory, not os.path.lexists(directory))]
-        with suppress(OSError):  # Hydra creates the directory as well, and reports the error
-            directory.mkdir(parents=True, exist_ok=True)
-            mark_sweep(directory, 0 if config.hydra.sweeper.get("n_trials") else count)
-        os.environ[COUNT] = str(config.hydra.sweeper.get("n_trials") or count)
-        hydra_overrides = job_overrides(config.hydra, "hydra")
-        named = any(override.lstrip("+").startswith("hydra.sweep.subdir=") for override in hydra_overrides)
-        if varied and not named and grid:
-            name = f"${{job_name:${{hydra.overrides.task}},{','.join(varied)}}}"
-            with open_dict(config):  # Hydra composes the configuration of each job from these overrides
-                config.hydra.overrides.hydra.append(f"hydra.sweep.subdir='{name}'")
+    `config` is composed from those words that have a single value. Returns the words for Hydra. Raises UserError.
+    """
+    sweeper, launcher = config.hydra.sweeper, config.hydra.launcher
+    is_grid = "BasicSweeper" in sweeper._target_
+    directory = user_path(config.hydra.sweep.dir)
+    with explained("train", words), hydra_of("train"):  # so that the parser knows the choices that glob(...) stands for
+        overrides = _by_key([*(f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()), *words])
+        varied = [key for key, override in overrides.items() if override.is_sweep_override()]
+        discrete = {key: override for key, override in overrides.items() if override.is_discrete_sweep()}
+        values = {key: list(override.sweep_string_iterator()) for key, override in discrete.items()}
+    # In the names of directories, keys without a dot (such as groups) come first and the seed comes last.
+    varied.sort(key=lambda key: (key == "seed", "." in key))
+    _refuse(directory, overrides, values, is_grid)
+    _refuse_hopeless(overrides, values)
+    _started[:] = [(directory, not os.path.lexists(directory))]
+    directory.mkdir(parents=True, exist_ok=True)
+    count = math.prod(map(len, values.values()))
+    mark_sweep(directory, count if is_grid else 0)
+    os.environ[COUNT] = str(count if is_grid else sweeper.get("n_trials"))
+    if launcher.get("n_jobs") and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, partial(_interrupt_after_saving, directory))
+    own = [f"hydra.sweep.dir={quoted(directory)}"]
+    if is_grid and varied and "hydra.sweep.subdir" not in overrides:
+        own.append(f"hydra.sweep.subdir='${{job_name:${{hydra.overrides.task}},{','.join(varied)}}}'")
+    return [*(word for word in words if not word.startswith("hydra.sweep.dir=")), *own]
+
+
+def _by_key(words: Sequence[str]) -> dict[str, Override]:
+    """Parse overrides, by key. A later override of a key replaces an earlier one."""
+    parser = OverridesParser.create(GlobalHydra.instance().config_loader())
+    return {override.get_key_element().lstrip("+"): override for override in parser.parse_overrides([*words])}
+
+
+def _refuse(directory: Path, overrides: dict[str, Override], values: dict[str, list[str]], is_grid: bool) -> None:
+    """Raise UserError for a sweep of which a part would be ignored or go wrong."""
+    if directory.is_dir() and any(directory.iterdir()) and not (directory / SWEEP).is_file():
+        raise UserError(f"{directory}: is not empty and not a sweep; choose another hydra.sweep.dir")
+    if "run" in overrides:
+        raise UserError("run=: resumes a single run; resume a sweep with hydra.sweep.dir=DIR")
+    if "hydra.run.dir" in overrides:
+        line = overrides["hydra.run.dir"].input_line
+        raise UserError(f"{line}: sets the directory of a single run; that of a sweep is hydra.sweep.dir")
+    for key, texts in values.items():
+        if not texts:
+            raise UserError(f"{key}: no values, so there is no job to run")
+        value, count = Counter(map(plain_value, texts)).most_common(1)[0]
+        if count > 1:
+            name = format_value(value)
+            raise UserError(f"{key}: the sweep has the value {name} several times; name each value once")
+    intervals = [each.input_line for each in overrides.values() if isinstance(each.value(), IntervalSweep)]
+    if intervals and is_grid:
+        raise UserError(f"{intervals[0]}: interval(a,b) is for a search: add hydra/sweeper=optuna")
+    if "experiment" in values:
+        _refuse_nested_sweeps(overrides)
+
+
+def _refuse_nested_sweeps(overrides: dict[str, Override]) -> None:
+    recipes = str(overrides["experiment"].input_line)
+    folders = [config_dir()]
+    if SEARCH_PATH in overrides:
+        folders += [Path(str(folder)) for folder in cast(list[object], overrides[SEARCH_PATH].value())]
+    paths = [path for folder in folders for path in (folder / "experiment").rglob("*.yaml") if path.stem in recipes]
+    if any("MULTIRUN" in path.read_text(encoding="utf-8", errors="replace") for path in paths):
+        raise UserError("experiment: one of these recipes is itself a sweep, which cannot be part of another")
+
+
+def _refuse_hopeless(overrides: dict[str, Override], values: dict[str, list[str]]) -> None:
+    """Compose the first job and the last one. Raises UserError if both are refused: what they share must be wrong."""
+    errors = []
+    for end in (0, -1):
+        words = [_at_end(override, values.get(key), end) for key, override in overrides.items()]
+        search_path = [word for word in words if word.startswith(SEARCH_PATH)]
+        try:
+            compose("train", TrainConfig, [*of_job(words), *search_path])
+        except UserError as error:
+            errors.append(error)
+    if len(errors) > 1:
+        raise errors[0]
+
+
+def _at_end(override: Override, values: list[str] | None, end: int) -> str:
+    """Return an override with the first (0) or the last (-1) of its values."""
+    if not override.is_sweep_override():
+        return override.input_line or ""
+    value = override.value()
+    texts = [str(value.start), str(value.end)] if isinstance(value, IntervalSweep) else values or [""]
+    return f"{override.get_key_element()}={texts[end]}"
 
 
 def _interrupt_after_saving(sweep: Path, *_: object) -> None:
@@ -81,92 +143,6 @@ def _interrupt_after_saving(sweep: Path, *_: object) -> None:
         for folder in folders_with(sweep, LOCK):
             RunDirectory(folder).wait_until_free(MAX_WAIT)
     raise KeyboardInterrupt
-
-
-def _refusal(config: DictConfig, directory: Path, varied: list[str], count: int) -> str | None:
-    """Return the reason why this sweep cannot run, or None if it can."""
-    if DRY_RUN in sys.argv:
-        return f"{DRY_RUN}: tries a single run, but this is a sweep; give each key one value, without -m"
-    if os.path.isdir(directory) and any(directory.iterdir()) and not (directory / SWEEP).is_file():
-        return f"{directory}: is not empty and not a sweep; choose another hydra.sweep.dir"
-    if reason := _refused_values(config, varied, count):
-        return reason
-    for override in job_overrides(config.hydra, "hydra"):
-        if override.startswith("hydra.run.dir="):
-            return f"{override}: sets the directory of a single run; that of a sweep is hydra.sweep.dir"
-    recipes = " ".join(word for word in job_overrides(config.hydra) if word.startswith("experiment="))
-    files = {name: config_dir() / "experiment" / f"{name}.yaml" for name in choices_of("experiment", "train")}
-    for folder in user_folders(config.hydra):
-        files |= {path.stem: path for path in (folder / "experiment").glob("*.yaml")}
-    sweeps = [name for name, path in files.items() if "MULTIRUN" in path.read_text(errors="replace")]
-    if "experiment" in varied and any(name in recipes for name in sweeps):
-        return (
-            "experiment: one of these recipes is itself a sweep, which cannot be part of another; run them one by one"
-        )
-    return None
-
-
-def _refused_values(config: DictConfig, varied: list[str], count: int) -> str | None:
-    """Return an error message if there is no job, if jobs would resume a run, or if two jobs would be the same."""
-    if any(word.startswith("run=") for word in job_overrides(config.hydra)):
-        return "run=: resumes a single run; resume a sweep with hydra.sweep.dir=DIR"
-    if not count:
-        return f"{', '.join(varied)}: no values, so there is no job to run"
-    for key, override in _parsed(config).items():
-        if not override.is_discrete_sweep():
-            continue
-        counts = Counter(plain_value(value) for value in override.sweep_string_iterator())
-        if repeated := [value for value, count in counts.items() if count > 1]:
-            return f"{key}: the sweep has the value {format_value(repeated[0])} several times; name each value once"
-    return None
-
-
-def refused_jobs(config: DictConfig, varied: list[str]) -> str | None:
-    """Compose the configurations of the jobs, and warn of those that are refused: their jobs will fail.
-
-    Returns the first error message if all are refused, else None. Once a job is accepted, each further seed and each
-    further combination of other values is tried in one job only.
-    """
-    search_path = [word for word in job_overrides(config.hydra, "hydra") if word.startswith("hydra.searchpath=")]
-    messages: dict[str, str] = {}  # of refused jobs, by their values
-    tried: set[tuple[str, ...]] = set()
-    accepted = False
-    (jobs,) = BasicSweeper.split_arguments([*_parsed(config).values()], None)
-    log.info("checking the configurations of %d jobs", len(jobs))
-    for job in jobs:
-        seed, others = (tuple(word for word in job if word.startswith("seed=") == which) for which in (True, False))
-        if accepted and tried.issuperset((seed, others)):
-            continue
-        tried |= {seed, others}
-        try:
-            compose("train", TrainConfig, [*search_path, *job], auto_size="small", started=True)
-            accepted = True
-        except UserError as error:
-            words = {word.partition("=")[0].lstrip("+"): word for word in job}
-            messages[" ".join(words[key] for key in varied)] = str(error)
-    if not accepted:
-        return next(iter(messages.values()))
-    for values, message in messages.items():
-        log.warning("%s: will fail: %s", values, message.partition("\n")[0])
-    return None
-
-
-def _varied(config: DictConfig) -> tuple[list[str], int]:
-    """Return the keys that take several values in this sweep, and the number of combinations."""
-    varied = {key: override for key, override in _parsed(config).items() if override.is_sweep_override()}
-    discrete = [override for override in varied.values() if override.is_discrete_sweep()]
-    # In the names of directories, keys without a dot (such as groups) come first and the seed comes last.
-    keys = sorted(varied, key=lambda key: (key == "seed", "." in key))
-    return keys, math.prod(len(list(override.sweep_string_iterator())) for override in discrete)
-
-
-def _parsed(config: DictConfig) -> dict[str, Override]:
-    """Parse the sweep's overrides, by key. A later override of a key replaces an earlier one."""
-    overrides = [f"{key}={value}" for key, value in (config.hydra.sweeper.get("params") or {}).items()]
-    overrides += job_overrides(config.hydra)
-    # With the loader, the parser knows the choices that glob(...) stands for.
-    parser = OverridesParser.create(GlobalHydra.instance().config_loader())
-    return {override.get_key_element().lstrip("+"): override for override in parser.parse_overrides(overrides)}
 
 
 def job_name(overrides: list[str] | ListConfig, *varied: str) -> str:
@@ -189,23 +165,9 @@ def job_name(overrides: list[str] | ListConfig, *varied: str) -> str:
 OmegaConf.register_new_resolver("job_name", job_name, replace=True)
 
 
-def sweeping() -> bool:
-    """Does this process run jobs of a sweep?"""
-    return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
-
-
-def refuse_sweep_options() -> None:
-    """Raises UserError for options that a single run would ignore."""
-    hydra_config = HydraConfig.get()
-    overrides = job_overrides(hydra_config, "hydra")
-    for override in overrides:
-        if override.startswith(SWEEP_KEYS):
-            raise UserError(f"{override}: is for a sweep; add -m")
-    params = hydra_config.sweeper.get("params")
-    if params and "hydra.mode=RUN" not in sys.argv:  # Hydra adds hydra.mode to its overrides in any case
-        raise UserError(
-            f"experiment: this recipe varies {', '.join(params)}; add -m, or hydra.mode=RUN for a single run"
-        )
+def job_words() -> list[str]:
+    """Return the overrides of this job, with their references unresolved."""
+    return cast(list[str], OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False))
 
 
 def job_threads() -> int | None:
@@ -218,26 +180,27 @@ def job_threads() -> int | None:
     return threads
 
 
-def run_job(work: Callable[[], int], command: str) -> Any:  # noqa: ANN401
+def run_job(work: Callable[[Path], int]) -> Any:  # noqa: ANN401
     """Run one job of a sweep. An error is recorded in the job's directory, and the sweep continues.
 
     Returns a result for the sweeper: the best validation score, None after an error, or the name of the signal that
     stopped the job.
     """
     join_cluster()
-    directory = output_dir()
+    hydra_config = HydraConfig.get()
+    directory = Path(hydra_config.runtime.output_dir)
     in_worker = not _started  # only the sweep's own process fills `_started`; without workers it runs the jobs itself
     if rank() == 0:
         (directory / ERROR).unlink(missing_ok=True)
     with _running(directory.name, in_worker):
-        number, count = HydraConfig.get().job.num + 1, os.environ.get(COUNT)
+        number, count = hydra_config.job.num + 1, os.environ.get(COUNT)
         log.info("\njob %s%s: %s", number, f" of {count}" if count else "", directory.name)
         try:
-            status = work()
+            status = work(directory)
         except Exception as error:
-            message = explain(error, command)
+            message = explain(error, "train", job_words())
             if rank() == 0:
-                record_failure(directory, message, job_overrides(HydraConfig.get()))
+                record_failure(directory, message, job_words())
             log.error("%s: failed: %s", directory.name, message)
             return None
         if rank() == 0:
@@ -245,7 +208,7 @@ def run_job(work: Callable[[], int], command: str) -> Any:  # noqa: ANN401
         if status >= STOPPED:
             if in_worker:
                 return signal.Signals(status - STOPPED).name
-            option = for_shell("hydra.sweep.dir", os.path.relpath(HydraConfig.get().sweep.dir))
+            option = for_shell("hydra.sweep.dir", os.path.relpath(hydra_config.sweep.dir))
             log.info("to resume the sweep, run the same command with %s", option)
             sys.exit(status)  # the signal ends the whole sweep
     return best_score(RunDirectory(directory))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Literal, cast
 
 from nmt.cli.app import run_command, write
+from nmt.cli.compose import configured
 from nmt.cli.entry import exit_at_ctrl_c
 from nmt.cli.launch import shared_by_processes
 from nmt.config.errors import UserError, format_value, user_path
@@ -33,10 +34,12 @@ TAB = "\t"
 
 
 def main() -> None:
-    run_command("translate", TranslateConfig, shared_by_processes("translate", _translate))
+    run = shared_by_processes("translate", translate)
+    run_command("translate", lambda arguments: run(configured("translate", TranslateConfig, arguments)))
 
 
-def _translate(config: TranslateConfig, overrides: list[str]) -> None:
+def translate(config: TranslateConfig) -> None:
+    """Translate standard input to standard output."""
     with exit_at_ctrl_c("translate"):
         from nmt.system.distributed import ProcessGroup
         from nmt.system.machine import fair_waiting, tune_memory

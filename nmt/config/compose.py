@@ -182,5 +182,7 @@ def _message(key: str, value: Any, problem: ErrorDetails, annotation: Any, allow
         case "bool_parsing" | "bool_type":
             message = "input should be true or false"
         case "model_type" | "model_attributes_type" | "dict_type":
-            message = f"is a section; set its values one by one: {key}.KEY=VALUE"
+            group = key.replace(".", "/")
+            choose = f", or choose {group}=CHOICE" * (config_dir() / group).is_dir()
+            message = f"is a section; set its values one by one: {key}.KEY=VALUE{choose}"
     return f"{key}={format_value(value)}: {message}"

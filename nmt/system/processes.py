@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 GROUP_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 UNSET = "to run a process alone, unset RANK and WORLD_SIZE"
-SAFE_PATH = "PYTHONSAFEPATH"
 AHEAD = 4  # most tasks per worker that are submitted but whose results are not used yet; limits memory
 
 Task = TypeVar("Task")
@@ -182,7 +181,7 @@ class Workers:
             raise end
 
     def _submit(self, function: Callable[[Task], Result], task: Task) -> "Future[Result]":
-        with _safe_path(), _without_main_module():
+        with clean_start():
             if self._pool is None:
                 context = multiprocessing.get_context("spawn")  # a fork of a process with threads may deadlock
                 self._pool = ProcessPoolExecutor(self._count, context, initializer=end_with, initargs=(os.getpid(),))
@@ -196,33 +195,33 @@ class Workers:
 
 
 @contextmanager
-def _safe_path() -> Iterator[None]:
-    """Let Python programs that start in this context look for modules in no working directory.
+def clean_start() -> Iterator[None]:
+    """Let Python programs that start in this context import neither the main module nor the working directory's files.
 
-    A file there could have the name of one of Python's modules, or of this package.
-    """
-    before = os.environ.get(SAFE_PATH)
-    os.environ[SAFE_PATH] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[SAFE_PATH]
-        else:
-            os.environ[SAFE_PATH] = before
-
-
-@contextmanager
-def _without_main_module() -> Iterator[None]:
-    """Let processes that start in this context not import the main module.
-
-    A script that calls `nmt.train` outside `if __name__ == "__main__":` would train again in each of them.
+    A script that calls `nmt.train` outside `if __name__ == "__main__":` would train again in each of them. A file of
+    the working directory could have the name of one of Python's modules, or of this package.
     """
     main = vars(sys.modules["__main__"])
     names: list[str] = [name for name in ("__spec__", "__file__") if name in main]
     hidden = {name: main.pop(name) for name in names}
     main["__spec__"] = None
     try:
-        yield
+        with environment(PYTHONSAFEPATH="1"):
+            yield
     finally:
         main.update(hidden)
+
+
+@contextmanager
+def environment(**variables: str) -> Iterator[None]:
+    """Set environment variables within this context."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

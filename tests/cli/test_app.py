@@ -8,28 +8,22 @@ import sys
 from pathlib import Path
 
 import pytest
-import quick_hydra
-from hydra._internal.hydra import Hydra
 
 from nmt.cli import app, train
 from nmt.config.errors import UserError
-from nmt.config.schema import EvaluateConfig, TrainConfig
 
 
 @pytest.fixture(autouse=True)
 def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "")
-    monkeypatch.setattr(Hydra, "get_mode", quick_hydra.mode)
 
 
 def call(monkeypatch: pytest.MonkeyPatch, task: object, *arguments: str, command: str = "train") -> int:
     """Run a command with `task` in place of its work, and return the exit status."""
     monkeypatch.setattr(sys, "argv", [f"nmt-{command}", *arguments])
-    os.environ["HYDRA_FULL_ERROR"] = ""
-    schema = {"train": TrainConfig, "evaluate": EvaluateConfig}[command]
     with pytest.raises(SystemExit) as exit_:
-        app.run_command(command, schema, task)  # type: ignore[arg-type]
+        app.run_command(command, task)  # type: ignore[arg-type]
     return int(exit_.value.code or 0)
 
 
@@ -57,7 +51,7 @@ def test_a_fault_of_the_program_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(sys, "argv", ["nmt-train"])
     with pytest.raises(ZeroDivisionError):
-        app.run_command("train", TrainConfig, task)
+        app.run_command("train", task)
 
 
 def refuse(*_: object) -> None:
@@ -130,7 +124,7 @@ def test_a_deleted_working_directory_is_named(tmp_path: Path, capsys: pytest.Cap
     os.chdir(gone)
     gone.rmdir()
     with pytest.raises(SystemExit) as exit_:
-        app.run_command("train", TrainConfig, refuse, arguments=[])
+        app.run_command("train", refuse, [])
     assert exit_.value.code == 2
     assert capsys.readouterr().err == "nmt-train: error: the working directory was deleted; change to another one\n"
 

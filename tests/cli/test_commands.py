@@ -326,20 +326,3 @@ def test_a_mistake_is_one_line_and_status_2(command: list[str], message: str, ru
     assert command[0] == "nmt-train" or not (tmp_path / "outputs").exists()
     assert sorted(path.name for path in (tmp_path / "occupied").iterdir()) == ["thesis.tex"]
     assert sorted(run.rglob("*")) == before
-
-
-@pytest.mark.parametrize("command", ["nmt-train", "nmt-translate"])
-def test_help_shows_examples_and_values(command: str, tmp_path: Path) -> None:
-    done = call(command, "--help", cwd=tmp_path)
-    assert done.returncode == 0
-    text = done.stdout.decode()
-    assert text.startswith(f"{command}: ")
-    assert "Examples" in text
-    assert "Values (KEY=VALUE)" in text
-    assert ": _" not in text
-    comment = {
-        "nmt-train": "label_smoothing: 0.1      # probability moved from the reference token",
-        "nmt-translate": "checkpoint: best            # best | last",
-    }
-    assert comment[command] in text
-    assert ("attention/score: additive, concat, " in text) == (command == "nmt-train")

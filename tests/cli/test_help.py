@@ -1,74 +1,72 @@
-"""--help shows each value with its comment from configs/."""
-
-from string import Template
+"""--help shows the files of configs/ as they stand."""
 
 import pytest
 import yaml
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 
-from nmt.cli import help
+from nmt.cli.compose import parse_arguments
+from nmt.cli.explain import choices_of, known_keys
+from nmt.cli.help import groups, information
 from nmt.config.compose import config_dir
 
-TRAIN = ["data=files", "attention=luong_local_p", "encoder/self_attention=attention", "optimizer=sgd", "size=small"]
+COMMANDS = ["train", "evaluate", "translate", "compare", "serve", "export"]
 
 
-def printed_help(command: str, overrides: list[str]) -> tuple[str, dict[object, object]]:
-    """Return the text of --help about the values, and the values themselves."""
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        config = compose(command, overrides, return_hydra_config=True)
-    values = OmegaConf.to_container(config)
-    assert isinstance(values, dict)
-    del values["hydra"]
-    return Template(help.values(_root_=config)).substitute(), values
+def printed(command: str, *words: str) -> str:
+    text = information(command, parse_arguments(command, words))
+    assert text is not None
+    return text
 
 
-@pytest.mark.parametrize(
-    ("command", "overrides"),
-    [
-        ("train", TRAIN),
-        ("translate", ["search=beam"]),
-    ],
-)
-def test_comments_change_no_value(command: str, overrides: list[str]) -> None:
-    text, values = printed_help(command, overrides)
-    assert yaml.safe_load(text) == values
-    assert max(map(len, text.splitlines())) <= help.WIDTH
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_is_the_commands_file(command: str) -> None:
+    text = printed(command, "--help")
+    assert (config_dir() / f"{command}.yaml").read_text() in text
+    assert text.startswith(f"# nmt-{command} KEY=VALUE")
+    assert f"# Examples:\n#   nmt-{command} " in text
+    assert ("-m runs" in text) == (command == "train")
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "  patience: 10              # stop after this many validations without a new best; null: never",
-        "                            # normalisation and repeated spaces",
-        "  cell: gru                 # rnn | gru | lstm; choose it with encoder=rnn, gru or lstm",
-    ],
-)
-def test_a_comment_stands_beside_its_value(line: str) -> None:
-    assert line in printed_help("train", ["data=hub"])[0].splitlines()
+def test_help_shows_the_files_of_the_choices() -> None:
+    text = printed(
+        "train", "attention=luong_dot", "-h", "attention/score=general", "experiment=papers/luong_2015_table_4"
+    )
+    for name in (
+        "attention/luong_dot",
+        "attention/score/general",
+        "optimizer/adam",
+        "experiment/papers/luong_2015_table_4",
+    ):
+        assert (config_dir() / f"{name}.yaml").read_text() in text
+    assert "===== attention=bahdanau =====" not in text
+    assert "===== search=as_trained =====" in printed("translate", "--help")
 
 
-def test_the_comment_is_that_of_the_choice() -> None:
-    lines = printed_help("train", TRAIN)[0].splitlines()
-    kinds = {line.partition("#")[2].strip() for line in lines if line.lstrip().startswith("kind: ")}
-    assert any(kind.startswith("Stochastic gradient descent") for kind in kinds)
-    assert any(kind.startswith("q . k / sqrt(d)") for kind in kinds)  # the encoder's self-attention has this score
-    assert not any(kind.startswith("Adadelta") for kind in kinds)
-    # No comment follows: the one in attention/none.yaml is about another choice.
-    assert "attention:" in lines
-
-
-def test_a_long_value_has_its_comment_below() -> None:
-    text, _ = printed_help("evaluate", [])
-    line = next(line for line in text.splitlines() if line.startswith("output: "))
-    assert line.endswith("}")
-    assert text.partition(line)[2].startswith(f"\n{'':28}# Where results go; null: into the run.")
+def test_help_lists_all_choices() -> None:
+    listed = dict(
+        line[2:].split(": ")
+        for line in printed("train", "--help").splitlines()
+        if line.startswith("# ") and ": " in line
+    )
+    assert {"cells", "papers/luong_2015_table_4"} <= set(listed["experiment"].split(", "))
+    assert listed["attention/score"].startswith("additive, concat, ")
+    assert set(listed["search"].split(", ")) == {"beam", "greedy", "mbr", "sampling"}
+    assert [*groups("translate")] == ["search"]
+    assert [*groups("compare")] == []
 
 
 def test_recipes_in_folders_are_choices_of_experiment() -> None:
-    listed = dict(line.split(": ") for line in help.all_choices().splitlines())
-    assert {"cells", "papers/luong_2015_table_4"} <= set(listed["experiment"].split(", "))
-    assert "experiment/papers" not in listed
-    assert "experiment/papers" not in help.known_keys("train")
-    assert "bahdanau" in listed["attention"].split(", ")
-    assert not any("/" in name for name in listed["attention"].split(", "))
+    assert {"cells", "papers/luong_2015_table_4"} <= set(choices_of("experiment", "train"))
+    assert "experiment/papers" not in known_keys("train")
+
+
+def test_the_composed_configuration_is_printed() -> None:
+    given = ["data=files", "attention=luong_dot", "size=small", "evaluation.lowercase=${seed}"]
+    values = yaml.safe_load(printed("train", "--cfg", "job", *given))
+    assert (values["data"]["kind"], values["evaluation"]["lowercase"]) == ("files", "${seed}")
+    assert "hydra" not in values
+    assert (
+        yaml.safe_load(printed("train", "--cfg", "job", "--resolve", *given, "data.train=a", "data.validation=b"))[
+            "evaluation"
+        ]["lowercase"]
+        == 1
+    )

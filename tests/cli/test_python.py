@@ -135,7 +135,7 @@ def test_runs_are_compared(run: nmt.Run, tiny: list[str], tmp_path: Path) -> Non
         (["attention=luongdot"], "luong_dot"),
         (["trainig.max_steps=1"], "training.max_steps"),
         (["logger.interval=3"], "interval: a key within a list"),
-        (["seed=1,2"], "several values need a sweep"),
+        (["seed=1,2"], "seed=1,2: for a list give"),
         (["processes=2"], "several processes are for nmt-train"),
     ],
 )
@@ -155,4 +155,4 @@ def test_the_users_own_hydra_is_not_taken_for_ours(tmp_path: Path) -> None:
     (tmp_path / "train.yaml").write_text("seed: 9\n")
     already = pytest.raises(UserError, match="GlobalHydra is already initialized")
     with initialize_config_dir(str(tmp_path), version_base="1.3"), already:
-        compose("train", TrainConfig, [], auto_size="small")
+        compose("train", TrainConfig, [])

@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 from conftest import TINY
 from forks import call_text, ended, forked, killed_after
-from hydra import initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
 
 from nmt.cli import train
+from nmt.cli.compose import composed
 from nmt.cli.optuna_sweeper import OptunaSweeper
-from nmt.cli.sweep import job_name, refused_jobs
+from nmt.cli.sweep import job_name, prepare
 from nmt.compare.entry import planned_jobs
 from nmt.config.compose import config_dir
 from nmt.config.errors import UserError
@@ -96,9 +96,6 @@ def test_failed_jobs_are_recorded_and_the_others_go_on_and_are_compared(
         ("attention-none_hidden-32", "finished"),
         ("attention-none_hidden-48", "finished"),
     ]
-    announced = done.stderr.partition("job 1 of 4")[0]
-    assert announced.count("will fail") == 1
-    assert "attention=luong_dot decoder.hidden=48: will fail: attention.score.kind=dot needs states" in announced
     errors = [line for line in done.stderr.splitlines() if ": error: " in line]
     assert len(errors) == 1
     assert "attention-luong_dot_hidden-48: attention.score.kind=dot needs states" in errors[0]
@@ -187,21 +184,11 @@ def test_jobs_are_checked_with_the_search_path(tmp_path: Path) -> None:
     assert "training.guided_alignment=1.0 needs an attention" in sweep(tmp_path, *given, status=2).stderr
 
 
-def test_one_possible_job_is_enough() -> None:
-    jobs = ["attention=none,bahdanau", "training.guided_alignment=1", "seed=-1,2"]
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        hydra = {"sweeper": {"params": None}, "overrides": {"task": [*SHORT, *jobs], "hydra": []}}
-        assert refused_jobs(OmegaConf.create({"hydra": hydra}), ["attention", "seed"]) is None
-
-
-@pytest.mark.slow
-@pytest.mark.system
-def test_each_seed_of_a_sweep_is_checked_before_its_first_job(tmp_path: Path) -> None:
-    done = sweep(tmp_path, "attention=none", "seed=1,x", status=2)
-    announced, _, jobs = done.stderr.partition("job 1 of 2")
-    assert "seed=x: will fail: seed=x: input should be a valid integer" in announced
-    assert "seed-x: failed: seed=x: input should be a valid integer" in jobs
-    assert [row["status"] for row in table(tmp_path)] == ["finished", "failed"]
+def test_one_possible_job_is_enough(tmp_path: Path) -> None:
+    words = ["attention=none,bahdanau", "training.guided_alignment=1", "seed=1,2", f"hydra.sweep.dir={tmp_path}/sweep"]
+    given = prepare(composed("train", [word for word in words if "," not in word]), words)
+    assert given == [*words[:3], *given[3:]]
+    assert (tmp_path / "sweep").is_dir()
 
 
 @pytest.mark.parametrize("name", ["multirun.yaml"])
@@ -353,7 +340,6 @@ def searching(folder: Path, scores: list[float], monitor: str = "bleu", n_trials
     search._loader = SimpleNamespace(load_sweep_config=lambda config, overrides: None)
     hydra = {"launcher": {}, "overrides": {"hydra": []}}
     search._config = OmegaConf.create({"seed": 1, "validation": {"monitor": monitor}, "hydra": hydra})
-    search._check_trials = lambda overrides: None
     return search
 
 

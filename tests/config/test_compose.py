@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from conftest import TINY, values_of
 
-from nmt.cli.help import SET_BY_SIZE, known_keys
+from nmt.cli.explain import SET_BY_SIZE, known_keys
 from nmt.config import schema
 from nmt.config.compose import validated, validated_union, with_values
 from nmt.config.errors import UserError, format_value, nearest, nearest_key, override_values, user_path

@@ -82,7 +82,6 @@ TRAIN = {
 }
 OTHERS = {
     "evaluate run=[a,b] faithfulness=true": "faithfulness=true needs one model, .*; name one run",
-    "evaluate run=[a,b] output=null": "run=.* needs a folder .*output=null; give output=FOLDER",
     "export run=[a,b] output=c": "run=.* needs to be one model, .*; export each run, and translate with all archives",
     "translate run=a references=b nbest=2": "nbest=2 needs a search, .*references=b; leave out nbest",
     **{

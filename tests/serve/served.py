@@ -13,9 +13,8 @@ from typing import Any
 from conftest import TINY, values_of
 from fastapi.testclient import TestClient
 from forks import ended, forked
-from quick_hydra import compose_once
 
-from nmt.cli.commands import serve
+from nmt.cli.entry import serve
 from nmt.config.compose import validated
 from nmt.config.schema import TrainConfig
 from nmt.serve.app import application
@@ -62,7 +61,6 @@ class Process:
 
     def __init__(self, output: Path, *overrides: str, environment: dict[str, str]) -> None:
         def work() -> int:
-            compose_once()
             logging.getLogger().handlers.clear()  # pytest's handlers hide warnings from standard error
             os.environ.update(environment)
             run = [] if any(word.startswith("run=") for word in overrides) else ["run=demo"]

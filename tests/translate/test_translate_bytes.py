@@ -9,7 +9,7 @@ import pytest
 from conftest import TINY, values_of
 
 from nmt import Translator
-from nmt.cli.translate import _translate
+from nmt.cli import translate as command
 from nmt.config.compose import validated
 from nmt.config.schema import TrainConfig, TranslateConfig
 from nmt.training.job import train
@@ -52,7 +52,7 @@ def translate(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tra
         with (tmp_path / "in").open() as given, (tmp_path / "out").open("w") as written, monkeypatch.context() as patch:
             patch.setattr(sys, "stdin", given)
             patch.setattr(sys, "stdout", written)
-            _translate(config, [])
+            command.translate(config)
         return checked((tmp_path / "out").read_bytes(), data)
 
     return call

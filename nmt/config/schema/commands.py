@@ -166,11 +166,6 @@ class EvaluateConfig(SavedRunCommand):
             "faithfulness=true needs one model, whose gradients it measures, but run; name one run, not an ensemble",
             lambda config: len(config.run) > 1,
         ),
-        Conflict(
-            "run needs a folder for the results of an ensemble, which belong to none of its runs, but output=null; "
-            "give output=FOLDER",
-            lambda config: len(config.run) > 1,
-        ),
     )
 
 

@@ -1,0 +1,165 @@
+"""Errors of Hydra in one line for the user, with the key and the nearest valid name."""
+
+import re
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+
+import yaml
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+from nmt.config.compose import config_dir, flatten
+from nmt.config.errors import UserError, format_value, nearest, nearest_key
+
+RECIPES = "experiment"  # subfolders of this group hold choices; a subfolder of any other group is a group
+# Keys that size=auto sets from the corpus, and the keys that override them.
+SET_BY_SIZE = {"size.lr": "optimizer.lr", "size.vocab_size": "tokenizer.vocab_size"}
+Words = Sequence[str]
+
+
+def explain(error: Exception, command: str, words: Words = ()) -> str:
+    """Explain an error to the user, one line for each problem; `words` are the overrides that led to it."""
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith("See http")]
+    for pattern, explanation in EXPLANATIONS.items():
+        # Hydra may put the message of a UserError below its own, and lists choices below "Available options in ...".
+        if match := re.search(pattern, "\n".join(lines), re.MULTILINE):
+            if message := explanation(match, command, words):
+                return message
+            break
+    if isinstance(error, MissingMandatoryValue):
+        return f"{error.full_key}: missing; give it as {error.full_key}=..."
+    text = " ".join(dict.fromkeys(lines)) or type(error).__name__
+    if isinstance(error, OmegaConfBaseException) and error.full_key:
+        references = " ".join(format_value(word) for word in words if "${" in word)
+        return f"{error.full_key}: {lines[0]}{f' ({references})' if references else ''}"
+    return text
+
+
+def choices_of(group: str, command: str) -> list[str]:
+    """List the choices of a group. Choices of `experiment` may lie in subfolders: papers/luong_2015_table_4."""
+    folder = config_dir() / group
+    paths = folder.rglob("[!_]*.yaml") if group == RECIPES else folder.glob("[!_]*.yaml")
+    names = sorted(path.relative_to(folder).with_suffix("").as_posix() for path in paths)
+    return [name for name in names if (group, name, command) != ("search", "as_trained", "train")]
+
+
+@cache
+def known_keys(command: str) -> list[str]:
+    """List all keys, sections and groups of a command, including those of choices that are not selected."""
+    files = _config_files(command)
+    keys = [key for path in files for key in _keys_of(path)]
+    sections = {key.rpartition(".")[0] for key in keys}
+    groups = {_group(path.parent) for path in files}
+    return sorted({*keys, *sections, *groups} - {"", "."})
+
+
+def _config_files(command: str) -> list[Path]:
+    """List all YAML files of a command, including choices that are not selected."""
+    roots = sorted(config_dir().iterdir()) if command == "train" else []
+    roots += [config_dir() / "search"] if command in {"evaluate", "translate", "serve"} else []
+    folders = [root for root in roots if root.is_dir() and root.name != "hydra"]
+    return [config_dir() / f"{command}.yaml", *(path for root in folders for path in sorted(root.rglob("*.yaml")))]
+
+
+def _group(folder: Path) -> str:
+    group = folder.relative_to(config_dir()).as_posix()
+    return RECIPES if group.startswith(f"{RECIPES}/") else group
+
+
+@cache
+def _keys_of(path: Path) -> list[str]:
+    """List the dotted keys that a file sets, such as attention.score.dim."""
+    text = path.read_text(encoding="utf-8")
+    parts = path.parent.relative_to(config_dir()).parts
+    prefix = "" if "@package _global_" in text else ".".join([*parts, ""])
+    job = {str(key): value for key, value in (yaml.safe_load(text) or {}).items() if key not in {"defaults", "hydra"}}
+    return [key for key, _ in flatten(job, prefix)]
+
+
+def _unknown_key(match: re.Match[str], command: str, words: Words) -> str:
+    key, keys = match[1], known_keys(command)
+    if key.startswith("hydra."):
+        return f"{key}: unknown key{_keys_beside(key, words)}"
+    if key in SET_BY_SIZE:
+        return f"{key}: size=auto sets this from the corpus; override {SET_BY_SIZE[key]} instead"
+    inner = [name for word in words if word.startswith(f"{key}={{") for name in re.findall(r"[{,]\s*(\w+)\s*:", word)]
+    if wrong := [f"{key}.{name}" for name in inner if f"{key}.{name}" not in keys]:
+        key = wrong[0]
+    if "/" in key and key in keys:
+        section, _, part = key.partition("/")
+        return f"{key}: the chosen {section} has no {part}; choose another {section}"
+    if key in keys:
+        choices = _choices_with(key, command)
+        available = f"; available with {', '.join(choices)}" if choices else ""
+        return f"{key}: not a key of the chosen {key.partition('.')[0]}{available}"
+    candidates = [name for name in keys if name not in SET_BY_SIZE]
+    candidates += ["hydra.run.dir"] if command == "train" else []
+    return f"{key}: unknown key{nearest_key(key, candidates)} (nmt-{command} --help lists all)"
+
+
+def _keys_beside(key: str, words: Words) -> str:
+    """Return the end of a message: the nearest key of the chosen launcher or sweeper, and all its keys."""
+    group = "/".join(key.split(".")[:2])
+    chosen = [word.partition("=")[2] for word in words if word.startswith(f"{group}=")]
+    path = config_dir() / group / f"{chosen[-1] if chosen else ''}.yaml"
+    if not path.is_file():
+        return "; keys of a launcher or sweeper need hydra/launcher=... or hydra/sweeper=..."
+    keys = [name.split(".", 2)[2] for name in _keys_of(path) if not name.endswith("._target_")]
+    return f"{nearest(key.split('.', 2)[2], keys)} ({group}={chosen[-1]} has: {', '.join(keys)})"
+
+
+def _choices_with(key: str, command: str) -> list[str]:
+    """Return the choices, as GROUP=CHOICE, whose files define the key or section."""
+    return [
+        f"{_group(path.parent)}={path.stem}"
+        for path in _config_files(command)[1:]
+        if path.stem in choices_of(_group(path.parent), "train")
+        and not path.is_relative_to(config_dir() / RECIPES)
+        and any(f"{name}.".startswith(f"{key}.") for name in _keys_of(path))
+    ]
+
+
+def _unknown_choice(match: re.Match[str], command: str, words: Words) -> str | None:
+    path = match[1]
+    arguments = (word.lstrip("+").partition("=")[::2] for word in words)
+    group, _, choice = path.rpartition("/")
+    # encoder/gru is choice gru of group encoder, unless an argument shows that the choice itself has a slash.
+    group, choice = next((pair for pair in arguments if "/".join(pair) == path), (group, choice))
+    listed = match.string.partition("Available options in")[2].partition("Config search path:")[0].split()[1:]
+    others = [name for name in listed if not (config_dir() / group / f"{name}.yaml").exists() and name[0] != "_"]
+    choices = [*choices_of(group, command), *others]
+    return f"{group}={choice}: not one of {', '.join(choices)}{nearest(choice, choices)}" if choices else None
+
+
+def _not_in_utf8(match: re.Match[str], _: str, words: Words) -> str:
+    """Name the YAML file, in a folder of the search path, that is not UTF-8 text."""
+    parts = [part for word in words if "searchpath" in word for part in re.split(r"[=,'\[\]]", word)]
+    for path in (path for part in parts if Path(part).is_dir() for path in sorted(Path(part).rglob("*.yaml"))):
+        try:
+            path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            return f"{path}: is not UTF-8 text ({match[1]}); save it as UTF-8"
+    return f"a YAML file is not UTF-8 text ({match[1]})"
+
+
+# Patterns in the messages of Hydra and OmegaConf, and functions that word the explanation from the match.
+EXPLANATIONS: dict[str, Callable[[re.Match[str], str, Words], str | None]] = {
+    r"UserError raised while resolving interpolation: (.*)|UserError\(['\"](.*)['\"]\)$": lambda m, *_: m[1] or m[2],
+    r"hydra_plugins\.hydra_(\w+)_launcher": lambda m, *_: (
+        f"hydra/launcher: {m[1]} is not installed: pip install hydra-{m[1]}-launcher"
+    ),
+    "^Could not override '(.*?)'": _unknown_key,
+    "Interpolation key 'size\\.": lambda *_: (
+        "size=auto is resolved from the corpus when training starts; set size=small, base or large to see its values"
+    ),
+    r"invalid literal for int\(\) with base 10: '(.*)'": lambda m, *_: (
+        f"{m[1]}: a key within a list, which has no keys; set the whole list, as in logger=[tensorboard]"
+    ),
+    "codec can't decode byte .*: (.*)$": _not_in_utf8,
+    "INTERVAL_SWEEP": lambda *_: "interval(a,b) is for a search: add hydra/sweeper=optuna",
+    r"Could not (?:find|load) '([^'\n]*)'": _unknown_choice,
+}
