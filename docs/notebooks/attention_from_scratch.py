@@ -32,9 +32,10 @@ from IPython.display import Image, display
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from nmt.attention.attention import Attention, GlobalWindow, LocalMonotonicWindow, MultiHeadAttention
+from nmt.attention.attention import Attention, MultiHeadAttention
 from nmt.attention.normalizers import SoftmaxNormalizer
 from nmt.attention.scores import AdditiveScore, DotScore, GeneralScore, ScaledDotScore
+from nmt.attention.windows import GlobalWindow, LocalMonotonicWindow
 
 Array = NDArray[np.float64]
 plt.rcParams["figure.dpi"] = 70
