@@ -69,8 +69,8 @@ def of_one_step(config: TrainConfig) -> tuple[int, int]:
     [
         # Forward: recurrence, query, context, input feeding and, with input feeding, the readout. Backward: the same
         # number, and two for the additive energies. Gradients of parameters are computed after the loop.
-        ("luong_concat", 12, 190),
-        ("bahdanau", 10, 150),
+        ("luong_concat", 11, 190),
+        ("bahdanau", 9, 150),
         ("multihead", 14, 190),
         ("none", 2, 40),
     ],

@@ -9,6 +9,7 @@ F features, K Gaussians.
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -359,7 +360,7 @@ def additive_energies(
 
     The hidden units (B, T, S, A), which are the values of tanh, are not stored. The backward pass computes them again
     from the queries, the features and the keys. Calls with the same deferred keys (nmt.ops.products) share one copy of
-    the keys and one sum of their gradients.
+    the keys, and one sum of the gradients of each of keys, weight and projection.
 
     On a CPU, the logistic function sigmoid, which is several times faster, replaces tanh. As tanh(x) =
     2 sigmoid(2 x) - 1, the energies are 2 v . sigmoid(2 q + 2 k + 2 P f) - sum(v). Without features, sigmoid(2 q + 2 k)
@@ -373,11 +374,12 @@ def additive_energies(
     assert uses is not None
     if uses.converted is None:
         with torch.no_grad():
-            uses.converted = _converted(keys.detach(), weight, projection)
+            values = _converted(keys.detach(), weight, projection)
+        uses.converted = values, defer(weight, projection, cast=False)
+    values, parameters = uses.converted
     if not torch.is_grad_enabled():
-        return _energies(query, features, uses.converted)
-    operands = query, features, keys, weight, projection
-    energies: Tensor = _Energies.apply(*operands, uses, *uses.converted)  # type: ignore[no-untyped-call]
+        return _energies(query, features, values)
+    energies: Tensor = _Energies.apply(query, features, keys, *parameters, uses, *values)  # type: ignore[no-untyped-call]
     return energies
 
 
@@ -452,8 +454,8 @@ class _Energies(torch.autograd.Function):
         *values: Tensor,
     ) -> Tensor:
         read = _Values(*values)
-        ctx.uses = uses
-        ctx.dtypes = [None if part is None else part.dtype for part in (query, features, weight, projection)]
+        ctx.uses, ctx.parameter_uses = uses, uses_of(weight)
+        ctx.dtypes = query.dtype, None if features is None else features.dtype
         query = query.to(read.keys.dtype)
         features = None if features is None else features.to(read.keys.dtype)
         ctx.save_for_backward(query, features, *values)
@@ -464,34 +466,57 @@ class _Energies(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         query, features, *saved = ctx.saved_tensors
         values = _Values(*saved)
-        logistic, needs_weight, keys = values.total is not None, ctx.needs_input_grad[3], None
+        keys = parameters = None
         if ctx.needs_input_grad[2]:
             keys = ctx.uses.sums(Buffer, lambda: Buffer(torch.zeros_like(values.keys), values.slope))
+        if ctx.needs_input_grad[3]:
+            parameters = ctx.parameter_uses.sums(_ParameterSums, lambda: _ParameterSums.zeros(values))
         hidden_units = _hidden_units(features, values)
-        weight_grad = -grad.sum() if logistic else grad.new_zeros(())
-        query_grads, features_grad, projection_grad = [], None, None
-        if features is not None:
-            features_grad, projection_grad = torch.zeros_like(features), torch.zeros_like(values.projection)
+        query_grads, features_grad = [], None if features is None else torch.zeros_like(features)
         for t in range(query.shape[1]):
             part = grad[:, t]
             hidden = hidden_units(query, slice(None), slice(t, t + 1))[:, 0]  # (B, S, A)
-            if needs_weight:
-                rows = part.reshape(1, -1), hidden.flatten(0, 1)
-                weight_grad = torch.addmm(weight_grad, *rows, alpha=2 if logistic else 1)
+            if parameters is not None:
+                parameters.add_weight(part, hidden)
             slope = _slope(hidden, values)
             query_grads.append(torch.bmm(part[:, None], slope))
             if keys is not None:
                 keys.total.addcmul_(part[..., None], slope)
             if features_grad is not None:
-                projection_grad += slope.flatten(0, 1).t() @ (part[..., None] * features).flatten(0, 1)
+                if parameters is not None:
+                    parameters.projection += slope.flatten(0, 1).t() @ (part[..., None] * features).flatten(0, 1)
                 features_grad.addcmul_(part[..., None], slope @ (values.slope[:, None] * values.projection))
         query_grad = query_grads[0] if len(query_grads) == 1 else torch.cat(query_grads, dim=1)
-        query_grad = query_grad * values.slope
-        if projection_grad is not None:
-            projection_grad.mul_(values.slope[:, None])
-        gradients = query_grad, features_grad, weight_grad if needs_weight else None, projection_grad
-        typed = [part if part is None else part.to(dtype) for part, dtype in zip(gradients, ctx.dtypes, strict=True)]
-        return *typed[:2], None, *typed[2:], *[None] * 7
+        query_grad = (query_grad * values.slope).to(ctx.dtypes[0])
+        return query_grad, None if features_grad is None else features_grad.to(ctx.dtypes[1]), *[None] * 10
+
+
+@dataclass
+class _ParameterSums:
+    """Adds up the gradients of v and P over all queries."""
+
+    values: _Values
+    weight: Tensor  # (1, A)
+    projection: Tensor  # (A, F)
+    grads: Tensor  # (B, S) sum of the gradients of the energies; needed with the logistic function only
+
+    @classmethod
+    def zeros(cls, values: _Values) -> Self:
+        keys, projection = values.keys, values.projection
+        return cls(
+            values, keys.new_zeros(1, keys.shape[-1]), torch.zeros_like(projection), keys.new_zeros(keys.shape[:2])
+        )
+
+    def add_weight(self, grads: Tensor, hidden: Tensor) -> None:
+        """Add one query's term of the gradient of v: gradients (B, S) of its energies, hidden units (B, S, A)."""
+        self.weight.addmm_(grads.reshape(1, -1), hidden.flatten(0, 1))
+        if self.values.total is not None:
+            self.grads += grads
+
+    def gradients(self) -> tuple[Tensor, Tensor]:
+        """Return the gradients of v and of P."""
+        weight = self.weight if self.values.total is None else self.weight.mul_(2).sub_(self.grads.sum())
+        return weight, self.projection.mul_(self.values.slope[:, None])
 
 
 def _slope(hidden: Tensor, values: _Values) -> Tensor:
