@@ -146,15 +146,19 @@ class TextChunk:
 class Table(Source):
     """A table file with a column per language, or a dataset saved to a folder."""
 
-    def __init__(self, path: Path, columns: tuple[str, ...], header: bool = True, tag: str = "") -> None:
+    def __init__(
+        self, path: Path, columns: tuple[str, ...], header: bool = True, tag: str = "", pairs_only: bool = False
+    ) -> None:
         """`columns` holds the names of the columns of source, target and possibly word alignment. `header` is as in
-        `read_table`."""
+        `read_table`. With `pairs_only`, every row must have a source and a target and nothing else."""
         self.path, self.name, self.columns, self.header, self.tag = path, str(path), columns, header, tag
+        self.pairs_only = pairs_only
         self.has_alignments = len(columns) > 2  # noqa: PLR2004
         self.files = _files_below(path) if path.is_dir() else [path]
 
     def __iter__(self) -> Iterator[Pair]:
-        pairs = _pairs(reading.read_table(self.path, self.columns, self.header), self.columns)
+        rows = reading.read_table(self.path, self.columns, self.header)
+        pairs = _pairs(map(_checked, rows) if self.pairs_only else rows, self.columns)
         return (pair._replace(source=_tagged(self.tag, pair.source)) for pair in pairs) if self.tag else pairs
 
 
@@ -244,6 +248,19 @@ def _pairs(rows: Iterable[reading.Row], columns: tuple[str, ...]) -> Iterator[Pa
         source, target, *links = (_cell(row, column, location) for column in columns)
         pair = Pair(source, target)
         yield _with_alignment(pair, links[0], location) if links else pair
+
+
+def _checked(row: reading.Row) -> reading.Row:
+    """Raise UserError unless a row without header has two columns, and text in both."""
+    location, cells = row
+    if len(cells) != 2:  # noqa: PLR2004
+        raise UserError(
+            f"{location}: has {len(cells)} columns; which are the source and the target? Set data.source_column=1 "
+            "data.target_column=2, for example"
+        )
+    if empty := [column for column, text in cells.items() if reading.is_blank(text)]:
+        raise UserError(f"{location}: column {empty[0]} is empty; complete the pair or remove it")
+    return row
 
 
 def _cell(row: dict[str, Any], column: str, location: str) -> str:
@@ -383,7 +400,7 @@ def _source(name: str, config: schema.Corpus, key: str, tag: str) -> Source:
         if not isinstance(config, schema.FilesData):
             return Table(path, (config.source_lang, config.target_lang))
         alignments = [config.alignments] if config.alignments and key != "data.extra" else []
-        return Table(path, (*config.columns, *alignments), config.header, tag)
+        return Table(path, (*config.columns, *alignments), config.header, tag, config.has_pairs_only)
     if is_table and not _exists(path, config.source_lang):
         raise UserError(f"{key}={name}: no such table")
     if path.is_file():

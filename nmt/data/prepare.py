@@ -32,6 +32,11 @@ _NOT_IN_FINGERPRINT: Any = {
     **dict.fromkeys(("cache_dir", "workers", "train", "validation", "test", "path", "extra"), True),
     "corpora": {"__all__": {"train", "validation", "test"}},
 }
+_TOKENIZER_NOT_IN_FINGERPRINT: Any = {
+    **dict.fromkeys(("sampling", "sampling_sides", "source_model", "target_model"), True),
+    "source": {"sampling"},
+    "target": {"sampling"},
+}
 
 
 def prepare(data: schema.Data, tokenizer: schema.TokenizerConfig) -> Prepared:
@@ -91,7 +96,7 @@ def fingerprint_of(data: schema.Data, tokenizer: schema.TokenizerConfig) -> str:
         "format": FORMAT,
         "data": data.model_dump(exclude=_NOT_IN_FINGERPRINT),
         "splits": {name: [(source.tag, len(source.files)) for source in split] for name, split in splits.items()},
-        "tokenizer": tokenizer.model_dump(exclude={"sampling", "sampling_sides", "source_model", "target_model"}),
+        "tokenizer": tokenizer.model_dump(exclude=_TOKENIZER_NOT_IN_FINGERPRINT),
     }
     models = []
     if isinstance(tokenizer, schema.FileTokenizer):

@@ -13,7 +13,7 @@ from nmt.config.errors import UserError
 from nmt.data.tokenizer import Tokenizers
 from nmt.system.files import raise_system_error
 
-FORMAT = 4  # part of the fingerprint: increase it when the format of the files changes
+FORMAT = 5  # part of the fingerprint: increase it when the format of the files changes
 IDS = np.dtype("<i4")
 OFFSETS = np.dtype("<i8")
 SCAN_BYTES = 2**22  # bytes of text that are searched for line ends at a time

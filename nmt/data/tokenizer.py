@@ -1,8 +1,7 @@
 """SentencePiece tokenizers: their training, and the conversion of text to token ids and back.
 
-Training offers Unicode NFC as a normalisation rule, which SentencePiece lacks. SentencePiece's own rules fold
-compatibility characters (NFKC): full-width punctuation becomes half-width, and a zero-width non-joiner becomes a space.
-Translations should keep such characters.
+A model that is trained here applies no rule of SentencePiece, but names a Unicode form, into which `Tokenizer` brings
+the text. Models from elsewhere apply their own rules.
 
 Shapes: S source positions, T target positions, V tokens of the vocabulary.
 """
@@ -10,14 +9,11 @@ Shapes: S source positions, T target positions, V tokens of the vocabulary.
 import io
 import logging
 import re
-import tempfile
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache, cached_property
-from itertools import chain, pairwise, permutations
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from unicodedata import category, normalize
 
 import numpy as np
@@ -38,9 +34,11 @@ RESERVED = "\u2585"  # SentencePiece trains on no line that contains this charac
 TOKENIZER_FILES = ("tokenizer.model", "source.model", "target.model")  # a run has one joint model, or one per language
 LONGEST_LINE = 2**16  # in bytes; the training of a tokenizer leaves out longer lines
 PAD, UNK, BOS, EOS = 0, 1, 2, 3  # token ids in the models that nmt trains
-NO_RULE_FILE = b"\x1a\x02\x32\x00"  # clears normalizer_spec.normalization_rule_tsv when appended to a model
-CHARACTERS = [chr(code) for code in range(0x30000)]  # characters from U+30000 on have no canonical decomposition
-BYTE_ORDER_MARK = "\ufeff"
+# Unicode forms that a model may name.
+FORMS: dict[str, Literal["NFC", "NFD", "NFKC", "NFKD"]] = {"nfc": "NFC", "nfd": "NFD", "nfkc": "NFKC", "nfkd": "NFKD"}
+# Control characters that are not white space, and the byte order mark.
+CONTROLS = re.compile("[\0-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\ufeff]")
+WHITE_SPACE = re.compile(f"[\\s{WORD_START}]")
 
 # Matches the letters of Thai, Lao, Burmese, Khmer, Japanese and Chinese, which write no space between words.
 SPACELESS = re.compile(
@@ -54,7 +52,8 @@ class Tokenizer:
 
     `decode` of `encode` returns the normalised line without leading, trailing or repeated spaces. Only unknown
     characters are lost; with byte_fallback, no character is unknown. `encode` treats special symbols in a line, such as
-    "</s>", as ordinary text, and a lone surrogate as U+FFFD.
+    "</s>", as ordinary text, and a lone surrogate as U+FFFD. If the model names a Unicode form, pieces are in this
+    form, and decoded text is composed (NFC).
     """
 
     def __init__(self, model: bytes, lowercase: bool = False, name: str = "tokenizer") -> None:
@@ -69,6 +68,8 @@ class Tokenizer:
         except (RuntimeError, OSError):
             raise UserError(f"{name}: is not a SentencePiece model") from None
         processor = self._processor
+        rule = _proto(model).normalizer_spec
+        self.form = rule.name if rule.name in FORMS and not rule.precompiled_charsmap else "none"
         self.unk, self.bos, self.eos = processor.unk_id(), processor.bos_id(), processor.eos_id()
         if min(self.bos, self.eos) < 0:
             raise UserError(
@@ -129,7 +130,14 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Convert token ids to one line of text without special symbols."""
         text: str = self._processor.decode([i for i in ids if i not in {self.pad, self.bos, self.eos}])
-        return _with_spaces(text.removeprefix(WORD_START))  # byte pieces can spell line ends and "▁"
+        return self._composed(_with_spaces(text.removeprefix(WORD_START)))  # byte pieces can spell line ends and "▁"
+
+    def spell(self, pieces: Iterable[str]) -> str:
+        """Join the pieces of a line, without "</s>", to text as `decode` returns it."""
+        return self._composed(join(pieces))
+
+    def _composed(self, text: str) -> str:
+        return text if self.form == "none" else normalize("NFC", text)
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """Convert token ids to pieces, in which "▁" marks the start of a word.
@@ -207,7 +215,7 @@ class Tokenizer:
         if line.isascii() and line.isprintable():
             return pieces
         (cleaned,) = self._clean([line])
-        original = line.lower() if self.lowercase else line  # same length as `cleaned`, so `origins` index both
+        original = normalised(line, self.form, self.lowercase)  # same length as `cleaned`, so `origins` index both
         text, origins = self._processor.normalize(cleaned, with_offsets=True)
         marks = iter([i for i, char in enumerate(text) if char == WORD_START])
 
@@ -223,13 +231,37 @@ class Tokenizer:
         return re.sub(f"(\n?){WORD_START}", restore, "\n".join(pieces)).split("\n")
 
     def _clean(self, lines: Sequence[str]) -> list[str]:
-        return [clean(line, self.lowercase) for line in lines]
+        return [clean(line, self.form, self.lowercase) for line in lines]
 
 
-def clean(line: str, lowercase: bool) -> str:
-    """Prepare a line for SentencePiece: lowercase it if asked, and replace characters that it cannot take."""
-    line = _with_spaces(line.lower() if lowercase else line)
-    return line if line.isascii() else LONE_SURROGATES.sub("\ufffd", line)
+def _proto(model: bytes) -> Any:  # noqa: ANN401
+    from sentencepiece import sentencepiece_model_pb2
+
+    return sentencepiece_model_pb2.ModelProto.FromString(model)  # type: ignore[attr-defined]
+
+
+def normalised(line: str, form: str, lowercase: bool) -> str:
+    """Bring a line into a Unicode form without control characters, or leave it as it is with form="none"; lowercase it
+    first if asked.
+
+    Keeps each space, and makes no other: a space that the form would put in place of another character, as NFKC does
+    for U+2003, becomes U+00A0.
+    """
+    line = line.lower() if lowercase else line
+    if line.isascii() and line.isprintable():
+        return line
+    line = LONE_SURROGATES.sub("\ufffd", line)
+    if form == "none":
+        return line
+    parts = CONTROLS.sub("", line).split(" ")
+    return " ".join(normalize(FORMS[form], part).replace(" ", "\xa0") for part in parts)
+
+
+def clean(line: str, form: str, lowercase: bool) -> str:
+    """Prepare a line for SentencePiece: `normalised`, with a space for each character that SentencePiece cannot take
+    and, in a Unicode form, for all white space."""
+    line = normalised(line, form, lowercase)
+    return _with_spaces(line) if form == "none" else WHITE_SPACE.sub(" ", line)
 
 
 def _with_spaces(text: str) -> str:
@@ -311,7 +343,7 @@ def encode_lines(
     return encoded, surfaces
 
 
-# Training, and the rule table for Unicode NFC
+# Training
 
 
 def make_tokenizers(
@@ -328,10 +360,18 @@ def make_tokenizers(
         tokenizers = Tokenizers(models[0], models[-1])
         check_sampling(config, tokenizers)
         return tokenizers
+    if isinstance(config, schema.SidesTokenizer):
+        return Tokenizers(
+            _train(config.source, config.lowercase, source, tags, "tokenizer.source"),
+            _train(config.target, config.lowercase, target, (), "tokenizer.target"),
+        )
     if config.joint:
-        joint = _train(config, chain(source, target), tags)
+        joint = _train(config, config.lowercase, chain(source, target), tags)
         return Tokenizers(joint, joint)
-    return Tokenizers(_train(config, source, tags), _train(config, target, ()))
+    return Tokenizers(
+        _train(config, config.lowercase, source, tags),
+        _train(config, config.lowercase, target, ()),
+    )
 
 
 def check_sampling(config: schema.FileTokenizer, tokenizers: Tokenizers) -> None:
@@ -343,108 +383,55 @@ def check_sampling(config: schema.FileTokenizer, tokenizers: Tokenizers) -> None
             raise UserError(f"tokenizer.sampling={alpha}: {name} {reason}; set it to 0")
 
 
-def _train(config: schema.TrainedTokenizer, lines: Iterable[str], tags: Sequence[str]) -> Tokenizer:
+def _train(
+    config: schema.TokenizerSide, lowercase: bool, lines: Iterable[str], tags: Sequence[str], key: str = "tokenizer"
+) -> Tokenizer:
+    """Train a tokenizer. `key` names the section of the configuration in messages."""
     model = io.BytesIO()
     symbols: dict[str, Any] = {"user_defined_symbols": [f"{WORD_START}{tag}" for tag in tags]} if tags else {}
+    form = config.normalization
     try:
-        with _normalization_options(config.normalization) as normalization:
-            sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=(clean(line, config.lowercase).replace(RESERVED, " ") for line in lines),
-                model_writer=model,
-                model_type=config.kind,
-                vocab_size=config.vocab_size,
-                hard_vocab_limit=config.kind in {"bpe", "unigram"},
-                byte_fallback=config.byte_fallback,
-                character_coverage=config.character_coverage,
-                split_by_unicode_script=config.split_punctuation,
-                pad_id=PAD,
-                unk_id=UNK,
-                bos_id=BOS,
-                eos_id=EOS,
-                max_sentence_length=LONGEST_LINE,
-                minloglevel=2,
-                **normalization,
-                **symbols,
-            )
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=(clean(line, form, lowercase).replace(RESERVED, " ") for line in lines),
+            model_writer=model,
+            model_type=config.kind,
+            vocab_size=config.vocab_size,
+            hard_vocab_limit=config.kind in {"bpe", "unigram"},
+            byte_fallback=config.byte_fallback,
+            character_coverage=config.character_coverage,
+            split_by_unicode_script=config.split_punctuation,
+            normalization_rule_name="identity",
+            pad_id=PAD,
+            unk_id=UNK,
+            bos_id=BOS,
+            eos_id=EOS,
+            max_sentence_length=LONGEST_LINE,
+            minloglevel=2,
+            **symbols,
+        )
     except RuntimeError as error:
-        raise UserError(_explanation(str(error), config)) from None
-    trained = model.getvalue()
-    if config.normalization == "nfc":  # equal models would differ in the name of the temporary rule file: drop it
-        trained = sentencepiece.SentencePieceProcessor(model_proto=trained + NO_RULE_FILE).serialized_model_proto()
-    return Tokenizer(trained, config.lowercase)
+        raise UserError(_explanation(str(error), config, key)) from None
+    proto = _proto(model.getvalue())
+    proto.normalizer_spec.name = form
+    return Tokenizer(proto.SerializeToString(), lowercase)
 
 
-def _explanation(message: str, config: schema.TrainedTokenizer) -> str:
+def _explanation(message: str, config: schema.TokenizerSide, key: str) -> str:
     """Turn SentencePiece's error message into advice to the user."""
-    setting = f"tokenizer.vocab_size={config.vocab_size}"
+    size = f"{key}.vocab_size"
+    setting = f"{size}={config.vocab_size}"
     if limit := re.search(r"value <= (\d+)", message):
-        return f"{setting}: the training corpus allows at most {limit[1]}; set tokenizer.vocab_size={limit[1]} or less"
+        return f"{setting}: the training corpus allows at most {limit[1]}; set {size}={limit[1]} or less"
     if limit := re.search(r"required_chars\. \d+ vs (\d+)", message):
         return (
-            f"{setting}: the training corpus has more characters; set tokenizer.vocab_size={int(limit[1]) + 1} or "
-            "more, or tokenizer.character_coverage below 1.0"
+            f"{setting}: the training corpus has more characters; set {size}={int(limit[1]) + 1} or more, or "
+            f"{key}.character_coverage below 1.0"
         )
     if "(vocab_size) >= (0)" in message:
-        return f"{setting}: tokenizer.byte_fallback takes 256 pieces; set tokenizer.vocab_size={256 + EOS + 2} or more"
-    if "(all_chars_count) > (0)" in message:
-        return f"tokenizer.normalization={config.normalization}: leaves nothing of the training text"
-    if "!sentences_.empty()" in message:
-        return f"data.train: every line has more than {LONGEST_LINE:,} bytes; write one sentence per line"
-    return f"tokenizer: SentencePiece could not be trained ({message.strip().splitlines()[-1]})"
-
-
-@contextmanager
-def _normalization_options(name: str) -> Iterator[dict[str, Any]]:
-    """Yield the training options of a normalisation rule: its name, or for "nfc" a temporary file with its table."""
-    if name != "nfc":
-        yield {"normalization_rule_name": name}
-        return
-    with tempfile.NamedTemporaryFile("w", suffix=".tsv", encoding="ascii") as file:
-        file.write(nfc_rule())
-        file.flush()
-        yield {"normalization_rule_tsv": file.name}
-
-
-@cache
-def nfc_rule() -> str:
-    """Return Unicode NFC as a rule table of SentencePiece. Each line has a text, a tab and the replacement of the text,
-    both as hexadecimal code points.
-
-    Every canonically equivalent spelling of a composed character becomes its NFC form, white space becomes a space, and
-    control characters and byte order marks are removed.
-    """
-    replacements: dict[str, str] = {}
-    for decomposed, characters in _composed().items():
-        spellings = [*_spellings(decomposed), *characters]
-        replacements |= dict.fromkeys(spellings, normalize("NFC", decomposed))
-    for char in CHARACTERS[1:]:  # a rule cannot replace NUL
-        if char.isspace():
-            replacements[char] = " "
-        elif category(char) == "Cc" or char == BYTE_ORDER_MARK:
-            replacements[char] = ""
-    return "".join(f"{_hexadecimal(text)}\t{_hexadecimal(by)}\n" for text, by in replacements.items() if text != by)
-
-
-@cache
-def _composed() -> dict[str, list[str]]:
-    """Map each canonical decomposition to the characters that decompose to it."""
-    composed = defaultdict(list)
-    for char in CHARACTERS:
-        if (decomposed := normalize("NFD", char)) != char:
-            composed[decomposed].append(char)
-    return dict(composed)
-
-
-def _spellings(decomposed: str) -> Iterator[str]:
-    """Yield all spellings that are canonically equivalent to a decomposition: each order of its marks that Unicode
-    allows, with and without composing the first characters."""
-    for order in map("".join, permutations(decomposed)):
-        if normalize("NFD", order) == decomposed:
-            for end in range(1, len(order) + 1):
-                head, tail = order[:end], order[end:]
-                for composed in [head, *_composed().get(normalize("NFD", head), [])]:
-                    yield composed + tail
-
-
-def _hexadecimal(text: str) -> str:
-    return " ".join(f"{ord(char):X}" for char in text)
+        return f"{setting}: {key}.byte_fallback takes 256 pieces; set {size}={256 + EOS + 2} or more"
+    if "(all_chars_count) > (0)" in message or "!sentences_.empty()" in message:
+        return (
+            f"data.train: no line can train a tokenizer: each is empty with {key}.normalization="
+            f"{config.normalization}, or has more than {LONGEST_LINE:,} bytes; write one sentence per line"
+        )
+    return f"{key}: SentencePiece could not be trained ({message.strip().splitlines()[-1]})"

@@ -13,7 +13,7 @@ from torch import Tensor
 from nmt.config import schema
 from nmt.config.compose import flatten
 from nmt.config.errors import UserError, for_shell
-from nmt.config.schema.data import FileTokenizer
+from nmt.config.schema.data import FileTokenizer, SidesTokenizer, TokenizerSide
 from nmt.config.schema.model import Model
 from nmt.config.schema.training import Distillation
 from nmt.data.prepared import Prepared, Split
@@ -75,10 +75,16 @@ def _remedy(config: schema.TrainConfig, unknown_rate: float) -> str:
         return "evaluation.lowercase=true"
     if isinstance(tokenizer, FileTokenizer):
         return "a tokenizer trained on this corpus (tokenizer=bpe)"
-    values = ["tokenizer.byte_fallback=true"] if unknown_rate else []
-    if tokenizer.normalization not in {"nfc", "identity"}:
-        values.append("tokenizer.normalization=nfc")
-    return " ".join(values) or "tokenizer.normalization=identity"
+    key = "tokenizer"
+    target: TokenizerSide
+    if isinstance(tokenizer, SidesTokenizer):
+        key, target = "tokenizer.target", tokenizer.target
+    else:
+        target = tokenizer
+    values = [f"{key}.byte_fallback=true"] if unknown_rate else []
+    if target.normalization in {"nfkc", "nfkd"}:
+        values.append(f"{key}.normalization=nfc")
+    return " ".join(values) or f"{key}.normalization=none"
 
 
 def log_corpus_report(report: Mapping[str, Any]) -> None:

@@ -27,7 +27,7 @@ from nmt.config.errors import UserError
 from nmt.config.schema import training as schema
 from nmt.config.schema.commands import Loading
 from nmt.data.batching import collate
-from nmt.data.tokenizer import Tokenizers, copy_unknown, encode_lines, join
+from nmt.data.tokenizer import Tokenizers, copy_unknown, encode_lines
 from nmt.model.checkpoints import load_runs
 from nmt.model.seq2seq import Ensemble, Seq2Seq
 from nmt.ops.draws import sentence_keys
@@ -279,7 +279,7 @@ class Translator:
             alignment = hypothesis.attention[:, : len(source_pieces)].numpy()
             if self.settings.replace_unknown and target.unk in tokens:
                 text_pieces = copy_unknown(pieces, alignment, source_pieces)
-                text = join(text_pieces)
+                text = target.spell(text_pieces)
         scores = hypothesis.score, hypothesis.log_prob
         return Translation(text, *scores, source_pieces, pieces, alignment, hypothesis.token_log_probs, text_pieces)
 

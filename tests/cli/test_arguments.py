@@ -88,7 +88,7 @@ def test_paths_and_names_arrive_as_typed(text: str, command: str, key: str, othe
         (
             ["data=multi30k_lc_tok", "data.path=FOLDER", "tokenizer=file", "tokenizer.source_model=M", "size=small"],
             {
-                "tokenizer.normalization=identity: ignored, not a value of tokenizer=file",
+                "tokenizer.normalization=none: ignored, not a value of tokenizer=file",
                 "tokenizer.split_punctuation=false: ignored, not a value of tokenizer=file",
             },
         ),

@@ -160,8 +160,22 @@ def test_columns_by_name_also_nested(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("suffix", "separator"), [("tsv", "\t"), ("csv", ",")])
 def test_tables_without_a_header_have_numbered_columns(suffix: str, separator: str, tmp_path: Path) -> None:
     path = tmp_path / f"t.{suffix}"
-    path.write_text("".join(f"{separator.join(row)}\n" for row in (("a", "b", "x"), ("c", "d", "y"))))
+    rows = [["a", "b", "x"], ["c", "d", "y"]]
+
+    def write(*cells: list[str]) -> None:
+        path.write_text("".join(f"{separator.join(row)}\n" for row in cells))
+
+    write(*(row[:2] for row in rows))
     assert read(path, header=False) == [Pair("a", "b"), Pair("c", "d")]
+    for broken, message in (
+        ([["a", "b"], ["", "d"]], "line 2: column 1 is empty"),
+        ([["a", "b"], ["c", " "]], "line 2: column 2 is empty"),
+        ([["a", "b"], ["c", "d", "y"]], "line 2: has 3 columns, but line 1 has 2"),
+        (rows, "line 1: has 3 columns; which are the source and the target? Set data.source_column=1 data.target"),
+    ):
+        write(*broken)
+        with pytest.raises(UserError, match=re.escape(f"{path}, {message}")):
+            read(path, header=False)
     assert read(path, header=False, source_column="3", target_column="1") == [Pair("x", "a"), Pair("y", "c")]
     with pytest.raises(UserError, match=r"no column 'en' \(there are: a, b, x\); .*data\.header=false"):
         read(path)

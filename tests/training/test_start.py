@@ -30,10 +30,8 @@ STILL = ["optimizer.lr=1e-30", "schedule=constant"]
 
 # The corpus report: what references lose in the tokenizer
 
-PERSIAN = [
-    "\u0645\u06cc\u200c\u0631\u0648\u0645 \u0628\u0647 \u062e\u0627\u0646\u0647 .",
-    "\u06a9\u062a\u0627\u0628\u200c\u0647\u0627 \u0628\u0647 \u062e\u0627\u0646\u0647 \u0645\u06cc\u200c\u0631 .",
-]
+LIGATURES = ["\ufb01n \xbd m\xb2 \uff21", "\ufb01l \xbd km\xb2 \uff21"]
+SPELLED_IN_NFKD = ["source.kind=char", "target.kind=word", "target.normalization=nfkd"]
 LETTERS = ["a b c d e f g h", "A B C D E", "a\x01b c d e f g h"]
 Make = Callable[..., tuple[Prepared, TrainConfig]]
 
@@ -57,10 +55,16 @@ def prepared(tmp_path: Path) -> Make:
 @pytest.mark.parametrize(
     ("overrides", "targets", "held_out", "remedy"),
     [
-        (["tokenizer.normalization=nmt_nfkc"], PERSIAN, PERSIAN, "tokenizer.normalization=nfc"),
+        (["tokenizer.normalization=nfkc"], LIGATURES, LIGATURES, "tokenizer.normalization=nfc"),
+        (
+            ["tokenizer=sides", *(f"tokenizer.{key}" for key in SPELLED_IN_NFKD)],
+            LIGATURES,
+            LIGATURES,
+            "tokenizer.target.normalization=nfc",
+        ),
         (["tokenizer.lowercase=true"], LETTERS, LETTERS[1:2], "evaluation.lowercase=true"),
         ([], LETTERS, ["\u4e16 b \u754c d e"], "tokenizer.byte_fallback=true"),
-        ([], LETTERS, LETTERS[2:], "tokenizer.normalization=identity"),
+        ([], LETTERS, LETTERS[2:], "tokenizer.normalization=none"),
     ],
 )
 def test_what_is_lost_is_said_with_the_remedy(

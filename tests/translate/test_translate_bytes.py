@@ -16,7 +16,7 @@ from nmt.training.job import train
 
 pytestmark = pytest.mark.system
 
-SPELLED = ["tokenizer.byte_fallback=true", "tokenizer.vocab_size=600", "tokenizer.normalization=identity"]
+SPELLED = ["tokenizer.byte_fallback=true", "tokenizer.vocab_size=600", "tokenizer.normalization=none"]
 ODD = [
     *(b"\xff", b"\xed\xa0\x80", b"\xc0\x80", b"\xf4\x90\x80\x80", b"\xff\xfe", b"\xef\xbb\xbf", b"\0", b"\r", b"\r\r"),
     *(b"</s>", b"<s>", b"<unk>", b"<pad>", b"<0x0A>", b"|||", b" ||| ", b"\t", b"   ", b"\x1b", b"the cat", b"a dog"),

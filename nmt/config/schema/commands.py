@@ -82,6 +82,7 @@ class TrainConfig(Model, Machine):
                 f"{key}=true needs one vocabulary for both languages, but {separate}; {remedy}, or {key}=false"
                 for key in ("embedding.tie_source_target", "decoder.copy")
                 for separate, remedy in (
+                    ("tokenizer.kind=sides", "use another tokenizer, such as tokenizer=bpe"),
                     ("tokenizer.joint=false", "set tokenizer.joint=true"),
                     ("tokenizer.target_model!=null", "leave out tokenizer.target_model"),
                 )

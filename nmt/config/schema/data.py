@@ -85,6 +85,11 @@ class FilesData(Corpus):
         names = (self.source_lang, self.target_lang) if self.header else ("1", "2")
         return self.source_column or names[0], self.target_column or names[1]
 
+    @property
+    def has_pairs_only(self) -> bool:
+        """Whether tables have two columns without names, so that none needs to be chosen."""
+        return not (self.header or self.source_column or self.target_column or self.alignments)
+
 
 class Splits(Section):
     train: Name
@@ -223,18 +228,46 @@ class SegmentationSampling(Section):
         return self.sampling if sides != "target" else 0.0, self.sampling if sides != "source" else 0.0
 
 
-class TrainedTokenizer(SegmentationSampling):
+class TokenizerSide(Section):
+    """What the text of one language is cut into, and its Unicode form."""
+
     kind: Literal["bpe", "unigram", "char", "word"]
     vocab_size: VocabularySize
-    joint: bool
     byte_fallback: bool
-    normalization: Literal["nfc", "nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity"]
-    max_train_lines: Count
+    normalization: Literal["nfc", "nfd", "nfkc", "nfkd", "none"]
     character_coverage: Annotated[float, Field(ge=0.98, le=1.0)]  # the range that SentencePiece accepts
     split_punctuation: bool
-    lowercase: bool
+    sampling: Fraction
 
     conflicts = Conflict.each("sampling>0 needs pieces that can be split, but kind=char|word; use kind=bpe or unigram")
+
+
+class TrainedTokenizer(TokenizerSide, SegmentationSampling):
+    """The same values for both languages."""
+
+    joint: bool
+    max_train_lines: Count
+    lowercase: bool
+
+
+class SidesTokenizer(Section):
+    """A tokenizer for each language, with values of its own."""
+
+    kind: Literal["sides"]
+    source: TokenizerSide
+    target: TokenizerSide
+    max_train_lines: Count
+    lowercase: bool
+
+    @property
+    def joint(self) -> bool:
+        """Whether both languages share one vocabulary."""
+        return False
+
+    @property
+    def sampling_by_side(self) -> tuple[float, float]:
+        """The value of `sampling` for source and target."""
+        return self.source.sampling, self.target.sampling
 
 
 class FileTokenizer(SegmentationSampling):
@@ -244,4 +277,4 @@ class FileTokenizer(SegmentationSampling):
     lowercase: bool
 
 
-TokenizerConfig = Annotated[TrainedTokenizer | FileTokenizer, Field(discriminator="kind")]
+TokenizerConfig = Annotated[TrainedTokenizer | SidesTokenizer | FileTokenizer, Field(discriminator="kind")]
