@@ -4,8 +4,8 @@
     python scripts/evidence.py table FOLDER          # compare the runs: table, pictures and page in FOLDER/comparison
     python scripts/evidence.py check FOLDER          # recompute every score, and every figure of that comparison
 
-A file NAME.npz holds, for validation and test set, sacreBLEU's statistics of each sentence (`test/bleu` (10, N),
-`test/chrf` (18, N), `test/ter` (2, N)) and the number of words of each source (`test/words` (N,)). Its `record` is
+A file NAME.npz holds, for validation and test set, each metric's statistics of each sentence (`test/bleu` (10, N),
+`test/chrf` (18, N), `test/ter` (2, N), ...) and the number of words of each source (`test/words` (N,)). Its `record` is
 JSON: the configuration, the results, the learning curves and the machine of the run. Existing files are kept.
 
 Runs that trained beside other work, or on several machines, have times that do not compare. If FOLDER has the
@@ -25,12 +25,21 @@ from zipfile import ZIP_LZMA, ZipFile
 import numpy as np
 
 from nmt.compare.compare import ALL, Comparison, compare, find, group
-from nmt.compare.entry import Entry, HeldOut, Training, describe_machine, read_metrics, read_run, read_settings
+from nmt.compare.entry import (
+    Entry,
+    HeldOut,
+    Training,
+    count_sentences,
+    describe_machine,
+    read_metrics,
+    read_run,
+    read_settings,
+)
 from nmt.compare.report import tables, write_files
 from nmt.config.compose import flatten
 from nmt.config.errors import UserError
 from nmt.config.schema.commands import NO_EFFECT_KEYS
-from nmt.evaluate.metrics import METRICS, Counted, corpus_score, count, signatures
+from nmt.evaluate.metrics import METRICS, Counted, corpus_score, signatures
 from nmt.export.contents import shared_config, shared_manifest
 from nmt.system.files import to_json, write_atomically
 from nmt.system.run import (
@@ -51,7 +60,7 @@ COMPARISON = "comparison"  # folder of the comparison, beside the files of the r
 PAIRS = "pairs.json"  # the differences of all pairs, in the folder of the comparison
 CHECKED = ("budget", "machines", "systems", "differences", "unequal", "runs")  # keys of a comparison
 SAMPLES = 10_000  # bootstrap samples, and trials of the randomisation
-REFERENCE_LENGTH = 1  # column of BLEU's statistics with the number of tokens of the reference
+OF_REFERENCE = 1  # column of each metric's statistics that is the same for all outputs, such as the reference's length
 ROUNDING = 1e-4  # largest difference between a recorded and a recomputed score that counts as equal
 RELATIVE = 1e-9  # the same for the figures of a comparison, relative to the figure
 
@@ -62,7 +71,7 @@ def packed(run: RunDirectory) -> dict[str, Any]:
     results = read_json(run.results)
     for split in (split for split in SPLITS if split in results):
         entry, held_out = read_run(run.path, split)
-        counted = count(entry.hypotheses, held_out.references, held_out.settings)
+        counted = count_sentences(entry, held_out)
         arrays |= {f"{split}/{name}": rows.T.astype(np.uint16) for name, rows in counted.counts.items()}
         arrays[f"{split}/words"] = np.array([len(source.split()) for source in held_out.sources], np.uint16)
     record = {
@@ -101,15 +110,15 @@ def _write(arrays: dict[str, Any], stream: BinaryIO) -> None:
 def unpack(file: Path, split: str) -> tuple[Entry, HeldOut]:
     """Read a packed run as nmt-compare reads the directory of a run.
 
-    Each source consists of placeholders, as many as the source had words, and each reference of as many as it had
-    tokens for BLEU.
+    Each source consists of placeholders, as many as the source had words, and each reference of as many as its first
+    metric counts: tokens for BLEU.
     """
     with np.load(file, allow_pickle=False) as arrays:
         record = json.loads(arrays["record"].tobytes())
         counts = {name: arrays[f"{split}/{name}"].T.astype(np.int64) for name in METRICS if f"{split}/{name}" in arrays}
         sources, references = (
             [" ".join("x" * int(words)) for words in lengths]
-            for lengths in (arrays[f"{split}/words"], counts["bleu"][:, REFERENCE_LENGTH])
+            for lengths in (arrays[f"{split}/words"], next(iter(counts.values()))[:, OF_REFERENCE])
         )
     config, manifest, result = record["config"], record["manifest"], record["results"][split]
     config["evaluation"]["metrics"] = [*counts]

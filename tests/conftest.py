@@ -158,10 +158,11 @@ class MeanScore(Metric):
     decimals = 4
 
     def count(
-        self, hypotheses: Sequence[str], references: Sequence[str], settings: ScoreSettings
+        self, hypotheses: Sequence[str], answers: Sequence[Sequence[str]], settings: ScoreSettings
     ) -> tuple[NDArray[np.int64], str]:
         """(N, 2): characters that agree with the reference, and 1."""
-        agree = [sum(a == b for a, b in zip(*pair, strict=False)) for pair in zip(hypotheses, references, strict=True)]
+        pairs = zip(hypotheses, (own for own, *_ in answers), strict=True)
+        agree = [sum(a == b for a, b in zip(*pair, strict=False)) for pair in pairs]
         return np.array([[count, 1] for count in agree]), "made up"
 
     def formula(self, sums: NDArray[np.float64]) -> NDArray[np.float64]:

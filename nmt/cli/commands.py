@@ -135,7 +135,7 @@ def run_score_settings(config: schema.EvaluateConfig, trained: schema.TrainConfi
     """
     from nmt.evaluate.evaluation import score_settings
 
-    changes = {"tokenize": config.tokenize, "lowercase": config.lowercase}
+    changes = {"metrics": config.metrics, "tokenize": config.tokenize, "lowercase": config.lowercase}
     evaluation = trained.evaluation.model_copy(update={k: v for k, v in changes.items() if v is not None})
     try:
         return score_settings(evaluation, trained.data.target_lang)
@@ -157,10 +157,11 @@ def changed_settings(config: schema.EvaluateConfig, trained: schema.TrainConfig,
     """
     before = {"checkpoint": "best", "seed": trained.seed, "precision": precision, "shortlist": None}
     before |= {**trained.evaluation.model_dump(), **trained.search.model_dump()}
-    names = ("checkpoint", "seed", "precision", "shortlist", "tokenize", "lowercase")
+    names = ("checkpoint", "seed", "precision", "shortlist", "metrics", "tokenize", "lowercase")
     settings = {**{name: getattr(config, name) for name in names}, **config.search}
     changed = {k: v for k, v in settings.items() if v is not None and before.get(k) != v}
-    return short_name("_".join(f"{key}-{value}" for key, value in changed.items()), MAX_NAME)
+    texts = {key: "+".join(value) if isinstance(value, list) else value for key, value in changed.items()}
+    return short_name("_".join(f"{key}-{text}" for key, text in texts.items()), MAX_NAME)
 
 
 def _open_folder(

@@ -347,7 +347,7 @@ def _perplexity(value: Any) -> Any:  # noqa: ANN401
 
 def count_sentences(entry: Entry, held_out: HeldOut) -> Counted:
     """Return the sentence statistics of an output, which are counted unless its entry has them."""
-    return entry.counted or count(entry.hypotheses, held_out.references, held_out.settings)
+    return entry.counted or count(entry.hypotheses, held_out.references, held_out.settings, sources=held_out.sources)
 
 
 def read_systems(systems: Sequence[str], held_out: HeldOut) -> list[Entry]:

@@ -78,7 +78,7 @@ def evaluate(
     translations = [nbest[0] for nbest in translator.translate_nbest(sources, 1, progress)]
     seconds = time.perf_counter() - start
     hypotheses, speed = [translation.text for translation in translations], len(sources) / seconds
-    counted = count(hypotheses, references, settings, metrics)
+    counted = count(hypotheses, references, settings, metrics, sources)
     return Evaluation(translations, counted.scores(), speed, counted)
 
 

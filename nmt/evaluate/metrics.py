@@ -1,4 +1,4 @@
-"""Metrics of translation quality: sacreBLEU's BLEU, chrF and TER (Post 2018), and the score of parts of a test set.
+"""Metrics of outputs: sacreBLEU's BLEU, chrF and TER (Post 2018), and error rates of short outputs such as sounds.
 
 A metric counts statistics of each sentence, and its formula turns their sum into a score, so that subsets of the test
 set and resampled sentences are scored without their text. A metric of your own is a class here and a line in METRICS.
@@ -9,6 +9,7 @@ metric.
 import math
 import unicodedata
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +17,9 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+import rapidfuzz
 from numpy.typing import NDArray
+from rapidfuzz.distance import Levenshtein
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
@@ -27,6 +30,7 @@ from nmt.config.errors import nearest
 from nmt.translate.similarity import Floats, bleu_score, chrf_score
 
 Counts = NDArray[np.int64]
+Answers = Sequence[Sequence[str]]  # the right outputs of each of N sentences: its own reference first
 
 # sacreBLEU's tokenizers for single languages, by ISO 639-1 and 639-3 codes.
 _TOKENIZER_OF_LANGUAGE = {
@@ -43,7 +47,7 @@ class ScoreSettings:
     """How outputs are scored."""
 
     tokenize: str  # sacreBLEU's option `--tokenize` for BLEU; TER splits Chinese or Japanese if this tokenizer does
-    lowercase: bool  # whether BLEU and chrF ignore case, which TER always does
+    lowercase: bool  # whether case is ignored; TER always ignores it
     metrics: tuple[str, ...] = ("bleu", "chrf", "ter")  # keys of METRICS; the first one ranks
 
 
@@ -55,10 +59,9 @@ class Metric(ABC):
     higher_is_better: ClassVar[bool] = True
 
     @abstractmethod
-    def count(
-        self, hypotheses: Sequence[str], references: Sequence[str], settings: ScoreSettings
-    ) -> tuple[Counts, str]:
-        """Count the statistics (N, k) of N outputs in NFC, and return them with the metric's signature.
+    def count(self, hypotheses: Sequence[str], answers: Answers, settings: ScoreSettings) -> tuple[Counts, str]:
+        """Count the statistics (N, k) of N outputs in NFC, and return them with the metric's signature. Column 1 does
+        not depend on the outputs.
 
         The signature names all that the score depends on, such as sacreBLEU's version. Raises ValueError if a setting
         is unknown or needs a package that is not installed.
@@ -78,9 +81,7 @@ class Bleu(Metric):
 
     heading = "BLEU"
 
-    def count(
-        self, hypotheses: Sequence[str], references: Sequence[str], settings: ScoreSettings
-    ) -> tuple[Counts, str]:
+    def count(self, hypotheses: Sequence[str], answers: Answers, settings: ScoreSettings) -> tuple[Counts, str]:
         """(N, 10): see `bleu_score`. Raises ValueError if the tokenizer is unknown or not installed."""
         name = settings.tokenize
         if name not in BLEU.TOKENIZERS:
@@ -100,7 +101,7 @@ class Bleu(Metric):
             raise ValueError(
                 f"evaluation.tokenize: {name!r} cannot download its model ({error}); try again or use another"
             ) from error
-        return _sacrebleu(scorer, hypotheses, references)
+        return _sacrebleu(scorer, hypotheses, answers)
 
     def formula(self, sums: Floats) -> Floats:
         """(..., 10) -> (...), with sacreBLEU's exponential smoothing."""
@@ -116,11 +117,9 @@ class Chrf(Metric):
 
     heading = "chrF"
 
-    def count(
-        self, hypotheses: Sequence[str], references: Sequence[str], settings: ScoreSettings
-    ) -> tuple[Counts, str]:
+    def count(self, hypotheses: Sequence[str], answers: Answers, settings: ScoreSettings) -> tuple[Counts, str]:
         """(N, 18): see `chrf_score`."""
-        return _sacrebleu(CHRF(lowercase=settings.lowercase), hypotheses, references)
+        return _sacrebleu(CHRF(lowercase=settings.lowercase), hypotheses, answers)
 
     def formula(self, sums: Floats) -> Floats:
         """(..., 18) -> (...)."""
@@ -133,23 +132,77 @@ class Ter(Metric):
     heading = "TER"
     higher_is_better = False
 
-    def count(
-        self, hypotheses: Sequence[str], references: Sequence[str], settings: ScoreSettings
-    ) -> tuple[Counts, str]:
+    def count(self, hypotheses: Sequence[str], answers: Answers, settings: ScoreSettings) -> tuple[Counts, str]:
         """(N, 2): edits, and words of the reference."""
         splits = settings.tokenize in _SPLITS_CHARACTERS  # sacreBLEU splits characters only if it also normalises
-        return _sacrebleu(TER(normalized=splits, asian_support=splits), hypotheses, references)
+        return _sacrebleu(TER(normalized=splits, asian_support=splits), hypotheses, answers)
 
     def formula(self, sums: Floats) -> Floats:
         """(..., 2) -> (...)."""
-        edits, length = sums[..., 0], sums[..., 1]
-        return 100 * np.where(length > 0, edits / np.where(length > 0, length, 1.0), edits > 0)
+        return _edit_rate(sums)
+
+
+class WrongOutputs(Metric):
+    """The share of outputs that are not exactly right, in percent. Where each line is one word, such as a pronunciation
+    of its sounds, this is the word error rate of grapheme-to-phoneme conversion (Gorman et al. 2020)."""
+
+    heading = "WER"
+    higher_is_better = False
+
+    def count(self, hypotheses: Sequence[str], answers: Answers, settings: ScoreSettings) -> tuple[Counts, str]:
+        """(N, 2): 1 unless the output equals one of the answers but for spaces, and 1."""
+        wrong = [
+            _symbols(output, settings) not in [_symbols(answer, settings) for answer in right]
+            for output, right in zip(hypotheses, answers, strict=True)
+        ]
+        return np.array([wrong, np.ones(len(wrong))], np.int64).T, f"case:{_case(settings)}|refs:any"
+
+    def formula(self, sums: Floats) -> Floats:
+        """(..., 2) -> (...)."""
+        return _edit_rate(sums)
+
+
+class SymbolErrors(Metric):
+    """Symbol error rate, in percent: the edits that turn outputs into references, over the symbols of the references.
+    Spaces separate symbols. Where symbols are phones, it is the phone error rate (Gorman et al. 2020)."""
+
+    heading = "SER"
+    higher_is_better = False
+
+    def count(self, hypotheses: Sequence[str], answers: Answers, settings: ScoreSettings) -> tuple[Counts, str]:
+        """(N, 2): edits (Levenshtein 1966) to the nearest answer, and symbols of the sentence's own reference."""
+        rows = []
+        for output, right in zip(hypotheses, answers, strict=True):
+            symbols, targets = _symbols(output, settings), [_symbols(answer, settings) for answer in right]
+            rows.append([min(Levenshtein.distance(symbols, target) for target in targets), len(targets[0])])
+        version = f"version:rapidfuzz {rapidfuzz.__version__}"
+        return np.array(rows, np.int64), f"case:{_case(settings)}|refs:any|symbols:spaced|{version}"
+
+    def formula(self, sums: Floats) -> Floats:
+        """(..., 2) -> (...)."""
+        return _edit_rate(sums)
+
+
+def _symbols(line: str, settings: ScoreSettings) -> list[str]:
+    return (line.lower() if settings.lowercase else line).split()
+
+
+def _case(settings: ScoreSettings) -> str:
+    return "lc" if settings.lowercase else "mixed"
+
+
+def _edit_rate(sums: Floats) -> Floats:
+    """Divide edits by lengths, in percent: (..., 2) -> (...). Edits of nothing count as 100 %."""
+    edits, length = sums[..., 0], sums[..., 1]
+    return 100 * np.where(length > 0, edits / np.where(length > 0, length, 1.0), edits > 0)
 
 
 METRICS: dict[str, Metric] = {
     "bleu": Bleu(),
     "chrf": Chrf(),
     "ter": Ter(),
+    "wer": WrongOutputs(),
+    "ser": SymbolErrors(),
 }
 WITHOUT_TEXT = ("loss", "aer")  # validation scores beside METRICS that can be monitored; lower is better
 
@@ -196,26 +249,38 @@ def count(
     references: Sequence[str],
     settings: ScoreSettings,
     metrics: Collection[str] | None = None,
+    sources: Sequence[str] | None = None,
 ) -> Counted:
     """Count the statistics of detokenised hypotheses with one reference each, for `metrics`, or else for all metrics of
     the settings.
 
-    Raises ValueError if the numbers of hypotheses and references differ or are zero, or for an invalid setting.
+    Given the sources, WER and SER take an output for right if it equals any reference of the same source. Raises
+    ValueError if the numbers of hypotheses and references differ or are zero, or for an invalid setting.
     """
     if len(hypotheses) != len(references) or not hypotheses:
         raise ValueError(
             f"cannot score {len(hypotheses)} hypotheses against {len(references)} references: "
             "their numbers must be equal and not zero"
         )
-    hypotheses, references = nfc(hypotheses), nfc(references)
+    hypotheses, answers = nfc(hypotheses), _answers(nfc(references), sources)
     counted = {
-        name: METRICS[name].count(hypotheses, references, settings)
+        name: METRICS[name].count(hypotheses, answers, settings)
         for name in (settings.metrics if metrics is None else metrics)
     }
     return Counted(
         {name: rows for name, (rows, _) in counted.items()},
         {name: signature for name, (_, signature) in counted.items()},
     )
+
+
+def _answers(references: Sequence[str], sources: Sequence[str] | None) -> Answers:
+    """List for each sentence its own reference, then all references of its source, if the sources are given."""
+    if sources is None:
+        return [[reference] for reference in references]
+    of_source = defaultdict[str, dict[str, None]](dict)  # a dictionary keeps the order and drops repetitions
+    for source, reference in zip(sources, references, strict=True):
+        of_source[source][reference] = None
+    return [[reference, *of_source[source]] for source, reference in zip(sources, references, strict=True)]
 
 
 def score(
@@ -285,6 +350,7 @@ def perplexity(nll: float, tokens: int) -> float:
         return math.inf
 
 
-def _sacrebleu(scorer: BLEU | CHRF | TER, hypotheses: Sequence[str], references: Sequence[str]) -> tuple[Counts, str]:
+def _sacrebleu(scorer: BLEU | CHRF | TER, hypotheses: Sequence[str], answers: Answers) -> tuple[Counts, str]:
+    references = [own for own, *_ in answers]
     counts = np.array(scorer._extract_corpus_statistics(hypotheses, [references]), dtype=np.int64)
     return counts, str(scorer.get_signature())

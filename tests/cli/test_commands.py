@@ -283,7 +283,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["nmt-train", "trainig.max_steps=3"], "trainig.max_steps: unknown key; did you mean 'training.max_steps'?"),
     (["nmt-export", "run={run}", "output=x", "format=onnx"], "format: unknown key"),
     (["nmt-train", "attention=bahdanaw"], "attention=bahdanaw: not one of bahdanau, chorowski, coverage, entmax, "),
-    (["nmt-train", "experiment=[leaderboard,cell]"], "experiment=cell: not one of attention_study, cells, leaderboard"),
+    (["nmt-train", "experiment=[leaderboard,cell]"], "experiment=cell: not one of attention_study, cells, g2p, "),
     (["nmt-train", "encoder=[1,2]"], "encoder=[1,2]: choose one of gru, lstm, rnn"),
     (["nmt-train", "objective=minimum_risk"], "objective=minimum_risk: not one of "),
     (

@@ -54,5 +54,5 @@ def test_a_metric_that_the_runs_did_not_compute_is_counted_anew(mean_metric: str
     result = compared(mean_metric)
     assert result["signatures"].keys() == {"bleu", "chrf", "ter", "mean"}
     assert result["systems"][0]["mean"] > result["systems"][1]["mean"]
-    with pytest.raises(UserError, match="metric=maen: not one of bleu, chrf, ter, mean; did you mean 'mean'"):
+    with pytest.raises(UserError, match="metric=maen: not one of bleu, chrf, ter, wer, ser, mean; did you mean 'mean'"):
         compared("maen")

@@ -39,7 +39,7 @@ def test_scores_and_signatures_are_sacrebleus(pair: tuple[list[str], list[str]],
     bleu = BLEU(tokenize=settings.tokenize, lowercase=settings.lowercase, force=True)
     asian = settings.tokenize == "zh"
     others = CHRF(lowercase=settings.lowercase), TER(normalized=asian, asian_support=asian)
-    for name, metric in zip(METRICS, (bleu, *others), strict=True):
+    for name, metric in zip(settings.metrics, (bleu, *others), strict=True):
         assert found[name] == pytest.approx(metric.corpus_score(pair[0], [pair[1]]).score)
         assert counted.signatures[name] == str(metric.get_signature())
 
@@ -151,7 +151,7 @@ def test_scores_are_sacrebleus() -> None:
         size, longest = rng.choice([1, 1, 2, 5]), rng.choice([1, 3, 6, 12])
         hypotheses, references = ([drawn(rng, longest) for _ in range(size)] for _ in range(2))
         counts = count(hypotheses, references, MIXED_13A).counts
-        found = [float(METRICS[name].formula(counts[name].sum(0).astype(float))) for name in METRICS]
+        found = [float(METRICS[name].formula(counts[name].sum(0).astype(float))) for name in MIXED_13A.metrics]
         metrics = BLEU(force=True), CHRF(), TER()
         expected = [metric.corpus_score(hypotheses, [references]).score for metric in metrics]
         assert found == pytest.approx(expected, abs=1e-9), (case, hypotheses, references)
@@ -160,3 +160,38 @@ def test_scores_are_sacrebleus() -> None:
             sentence.sentence_score(*pair).score for pair in zip(hypotheses, ([r] for r in references), strict=True)
         ]
         assert list(METRICS["bleu"].of_sentences(counts["bleu"])) == pytest.approx(each, abs=1e-9)
+
+
+# Error rates of short outputs
+
+SHORT = ScoreSettings("none", lowercase=False, metrics=("wer", "ser"))
+SOUNDS = (
+    # outputs: right, a substitution, a deletion, two insertions, nothing
+    ["h œy s", "k a t", "b o\u02d0", "x t ə ə", ""],
+    ["h œy s", "k \u0251 t", "b o\u02d0 m", "t ə", "z e\u02d0"],
+)
+
+
+def test_error_rates_are_those_of_the_published_evaluation() -> None:
+    """The task divides the number of wrong words by all words, and the sum of all edits by the sum of all phones."""
+    found = score(*SOUNDS, SHORT)
+    assert (f"{found['wer']:.2f}", f"{found['ser']:.2f}") == ("80.00", "46.15")  # 4 of 5 words, 6 edits of 13 phones
+    counts = count(*SOUNDS, SHORT).counts
+    assert METRICS["ser"].of_sentences(counts["ser"]) == pytest.approx([0, 100 / 3, 100 / 3, 100, 100])
+
+
+def test_symbols_stay_whole_and_their_spelling_in_unicode_does_not_matter() -> None:
+    assert score(["t ʃ a\u0303"], ["tʃ \xe3"], SHORT) == {"wer": 100, "ser": 100}  # 2 edits, 2 symbols
+    assert score([" tʃ  a\u0303 "], ["tʃ \xe3"], SHORT) == {"wer": 0, "ser": 0}
+    assert score(["Tʃ"], ["tʃ"], SHORT)["wer"] == 100
+    assert score(["Tʃ"], ["tʃ"], ScoreSettings("none", lowercase=True, metrics=("wer",)))["wer"] == 0
+
+
+def test_any_answer_to_the_same_source_is_right() -> None:
+    sources, references = ["bass", "bass", "base"], ["b æ s", "b e\u026a s", "b e\u026a z"]
+    output = ["b e\u026a s", "b e\u026a", "b e\u026a s"]
+    counts = count(output, references, SHORT, sources=sources).counts
+    assert counts["wer"].tolist() == [[0, 1], [1, 1], [1, 1]]
+    assert counts["ser"].tolist() == [[0, 3], [1, 3], [1, 3]]
+    assert score(output, references, SHORT)["wer"] == 100
+    assert count(output, references, MIXED_13A, sources=sources).scores() == score(output, references, MIXED_13A)

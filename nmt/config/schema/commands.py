@@ -38,6 +38,7 @@ from nmt.config.schema.training import (
 )
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
+Metrics = Annotated[Names, Field(min_length=1)]  # keys of nmt.evaluate.metrics.METRICS
 
 
 class Machine(Section):
@@ -47,7 +48,7 @@ class Machine(Section):
 
 
 class Evaluation(Section):
-    metrics: Annotated[Names, Field(min_length=1)]  # keys of nmt.evaluate.metrics.METRICS
+    metrics: Metrics
     tokenize: Name
     lowercase: bool
 
@@ -156,6 +157,7 @@ class EvaluateConfig(SavedRunCommand):
     """Configuration of nmt-evaluate."""
 
     split: Literal["validation", "test"]
+    metrics: Metrics | None
     tokenize: Name | None
     lowercase: bool | None
     faithfulness: bool
