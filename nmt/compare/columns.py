@@ -17,7 +17,7 @@ IN_FULL = {  # keys of columns that only the full table shows, not the table on 
     *(f"{name}_sd" for name in METRICS),
     *("detectable", "seeds_needed", "p_stratified", "perplexity", "seconds", *SPEEDS, *OF_METRIC),
 }
-LEAST_P = 0.0001  # a smaller p value is shown as <0.0001
+LEAST_P = 0.0001
 
 
 @dataclass(frozen=True)
@@ -64,29 +64,28 @@ def system_columns(comparison: Comparison) -> list[Column]:
     """List the columns of the ranked table of systems, without empty columns."""
     metric, budget, rows = comparison["metric"], comparison["budget"], comparison["systems"]
     words = "-".join(map(str, dict.fromkeys(rows[0]["longest_words"])))
-    updates, seconds = budget["updates"], budget["seconds"]
-    first, *details = _test_columns(metric)
-    heading, others = METRICS[metric].heading, [column for column in _score_columns(comparison) if column.key != metric]
+    updates, seconds, heading = budget["updates"] or 0, budget["seconds"] or 0, METRICS[metric].heading
+    difference, p, *details = _test_columns(metric)
     columns = [
         Column("rank", "#"),
         Column("name", "system"),
-        Column("seeds", "seeds", _seed_count),
+        Column("seeds", "seeds", lambda seeds: str(len(seeds) or "-")),
         Column(metric, heading, score_decimals(metric)),
         Column("letters", "groups"),
-        first,
-        details[0],
-        *others,
+        difference,
+        p,
+        *(column for column in _score_columns(comparison) if column.key != metric),
         Column("aer", "AER %", decimals(1)),
         Column("longest", f"{heading}, {words} words", score_decimals(metric)),
         Column("perplexity", "validation perplexity", decimals(2)),
-        Column("equal_updates", f"validation {heading}, {updates or 0:,} updates", score_decimals(metric)),
-        Column("equal_time", f"validation {heading}, {human_duration(seconds or 0)}", score_decimals(metric)),
+        Column("equal_updates", f"validation {heading}, {updates:,} updates", score_decimals(metric)),
+        Column("equal_time", f"validation {heading}, {human_duration(seconds)}", score_decimals(metric)),
         Column("parameters", "parameters", human_count),
         Column("update_milliseconds", "ms/update", decimals(0)),
         Column("sentences_per_second", "sentences/s, search", "{:,.0f}".format),
         Column("tokens_per_second", "tokens/s, training", "{:,.0f}".format),
         Column("seconds", "training time", human_duration),
-        *details[1:],
+        *details,
         Column(f"{metric}_sd", "sd of seeds", score_decimals(metric)),
     ]
     return with_values(columns, rows)
@@ -107,8 +106,8 @@ def run_columns(comparison: Comparison) -> list[Column]:
         Column("seed", "seed"),
         *_score_columns(comparison),
         Column("aer", "AER %", decimals(1)),
-        Column("p_bootstrap", "p, bootstrap", _p_value),
-        Column("p_randomisation", "p, randomisation", _p_value),
+        Column("p_bootstrap", "p, bootstrap", p_value),
+        Column("p_randomisation", "p, randomisation", p_value),
         Column("baseline_run", "compared with"),
         *machine,
         *EXPLAINED,
@@ -140,9 +139,9 @@ def _test_columns(metric: str) -> list[Column]:
     show = score_decimals(metric)
     return [
         Column("difference", "difference", lambda value: f"{'' if value < 0 else '+'}{show(value)}"),
-        Column("p", "p", _p_value),
-        Column("p_raw", "raw p", _p_value),
-        Column("p_stratified", "p, stratified", _p_value),
+        Column("p", "p", p_value),
+        Column("p_raw", "raw p", p_value),
+        Column("p_stratified", "p, stratified", p_value),
         Column("detectable", "detects", show),
         Column("seeds_needed", "seeds needed", lambda count: "inf" if math.isinf(count) else str(count)),
     ]
@@ -153,12 +152,9 @@ def score_decimals(metric: str) -> Callable[[float], str]:
     return decimals(METRICS[metric].decimals)
 
 
-def _p_value(p: float) -> str:
+def p_value(p: float) -> str:
+    """Format a p value with four decimals; a smaller one as <0.0001."""
     return f"{p:.4f}" if p >= LEAST_P else f"<{LEAST_P}"
-
-
-def _seed_count(seeds: Sequence[int]) -> str:
-    return str(len(seeds)) if seeds else "-"
 
 
 def power(comparison: Comparison) -> str:

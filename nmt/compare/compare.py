@@ -10,28 +10,16 @@ from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
 from nmt.compare.entry import Entry, HeldOut, Point, System, count_sentences
-from nmt.config.errors import UserError, printable, user_path
+from nmt.config.errors import UserError, counted, printable, user_path
 from nmt.config.schema.commands import PATH_KEYS
+from nmt.evaluate import significance
 from nmt.evaluate.metrics import METRICS, Counts, check_known, corpus_score, score_by_length, sign_of, signatures
-from nmt.evaluate.significance import (
-    Effect,
-    Output,
-    Resampling,
-    SeedVariance,
-    difference,
-    half_width,
-    holm,
-    least_p,
-    letters,
-    mean_of_seeds,
-    paired_bootstrap,
-)
 from nmt.explain.faithfulness import run_figures, system_figures
 from nmt.system.files import read_lines
 from nmt.system.text_table import short
@@ -79,14 +67,14 @@ def group(entries: Sequence[Entry]) -> list[System]:
 
 
 def _are_dependent(a: Entry, b: Entry) -> bool:
-    """Have two runs of a system the same seed, and the same runs to start from and to learn from? An archive lacks the
-    names of these runs, so it counts as dependent."""
+    """Check if two runs of a system share their seed, and the runs that they start from and learn from. An archive
+    lacks the names of these runs, so it counts as dependent."""
     first = [(a.choices.get(key), b.choices.get(key)) for key in FIRST_RUNS]
     return a.seed == b.seed and not any(None not in pair and pair[0] != pair[1] for pair in first)
 
 
 def _differ(key: str, choices: Iterable[Mapping[str, Any]]) -> bool:
-    """Do the values of a key differ? An archive lacks the paths of its corpus, so a missing path does not differ."""
+    """Check if the values of a key differ. A missing path does not count: archives lack those of their corpus."""
     values = {str(chosen.get(key)) for chosen in choices}
     return len(values - {"None"} if key in PATH_KEYS and key not in FIRST_RUNS else values) > 1
 
@@ -118,11 +106,13 @@ def find(name: str, systems: Sequence[System]) -> str | None:
 class Field:
     """Systems on one test set, with the sentence statistics of all their runs."""
 
-    def __init__(self, systems: Sequence[System], held_out: HeldOut, metric: str, resampling: Resampling) -> None:
+    def __init__(
+        self, systems: Sequence[System], held_out: HeldOut, metric: str, resampling: significance.Resampling
+    ) -> None:
         """Compute the sentence statistics of each run. `metric` ranks the systems."""
         self.systems, self.metric, self.resampling = systems, metric, resampling
         self.sentences = len(held_out.references)
-        self.outputs: dict[str, Output] = {}
+        self.outputs: dict[str, significance.Output] = {}
         entries = [entry for system in systems for entry in system.entries]
         for entry in tqdm(entries, "score", unit=" runs", disable=None, leave=False):
             self.outputs[entry.name] = count_sentences(entry, held_out).counts
@@ -133,7 +123,7 @@ class Field:
             for metric in self.metrics
         }
         self._covariance = np.atleast_2d(np.cov(self._bootstrap[metric]))
-        self._seeds = SeedVariance.of(
+        self._seeds = significance.SeedVariance.of(
             [self._scores(system) for system in systems], [self._covariance_of(system) for system in systems]
         )
 
@@ -141,31 +131,24 @@ class Field:
         """Compute the corpus score of a run by a metric."""
         return corpus_score(self.outputs[entry.name][metric], metric)
 
-    def mean(self, system: System) -> float:
-        """Average the scores of a system's runs, by the metric that ranks."""
-        return fmean(self._scores(system))
-
     def counts(self, entry: Entry) -> Counts:
         """Return the statistics of each sentence of a run, (N, k), by the metric that ranks."""
         return self.outputs[entry.name][self.metric]
 
     def ranked(self) -> list[System]:
         """Sort the systems, the best first."""
-        return sorted(self.systems, key=lambda system: -sign_of(self.metric) * self.mean(system))
+        return sorted(self.systems, key=lambda system: -sign_of(self.metric) * fmean(self._scores(system)))
 
     def run_rows(self, baseline: System | None) -> list[Comparison]:
-        """Score each run of the ranked systems, and test it against the baseline's run of the same seed.
-
-        If the baseline lacks that seed, its first run is used. A key that ends in `_ci` holds half the width of the
-        95 % interval.
-        """
+        """Score each run of the ranked systems, and test it against the baseline's run of the same seed, or else its
+        first run. A key that ends in `_ci` holds half the width of the 95 % interval."""
         rows = []
         pairs = [(system, entry) for system in self.ranked() for entry in system.entries]
         others = [metric for metric in self.metrics if metric != self.metric]
         for system, entry in tqdm(pairs, "test", unit=" runs", disable=None, leave=False):
             row: Comparison = {"system": system.name, "seed": entry.seed, "run": entry.name}
             for metric in self.metrics:
-                interval = half_width(self._bootstrap[metric][self._rows[entry.name]])
+                interval = significance.half_width(self._bootstrap[metric][self._rows[entry.name]])
                 row |= {metric: self.score(entry, metric), f"{metric}_ci": interval}
             row = _all_rounded({**row, "aer": entry.aer, "machine": entry.training.machine or None})
             base = None if baseline is None or system is baseline else baseline.of_seed(entry.seed)
@@ -181,16 +164,14 @@ class Field:
         return rows
 
     def uncertainty(self, system: System) -> dict[str, Any]:
-        """Compute the uncertainty of a system's mean score, by the metric that ranks.
-
-        The key that ends in `_ci` holds half the width of the 95 % interval. The one that ends in `_sentence_sd` holds
-        the standard deviation of a run's score over bootstrap samples of the sentences (s_sel of Clark et al. 2011), as
-        a mean over the runs.
-        """
-        metric, samples = self.metric, self._bootstrap[self.metric][self._of(system)]
-        effect = mean_of_seeds(self._scores(system), self._covariance_of(system), self.sentences, self._seeds)
+        """Compute the uncertainty of a system's mean score: half the width of the 95 % interval (`_ci`), and the
+        standard deviation of a run's score over bootstrap samples of the sentences, as a mean over the runs
+        (`_sentence_sd`; s_sel of Clark et al. 2011)."""
+        metric, samples = self.metric, self._bootstrap[self.metric][self._rows_of(system)]
+        scores, covariance = self._scores(system), self._covariance_of(system)
+        effect = significance.mean_of_seeds(scores, covariance, self.sentences, self._seeds)
         return {
-            f"{metric}_ci": effect.half_width if self._seeds.freedom else half_width(samples[0]),
+            f"{metric}_ci": effect.half_width if self._seeds.freedom else significance.half_width(samples[0]),
             f"{metric}_sentence_sd": float(samples.std(1, ddof=1).mean()),
         }
 
@@ -199,23 +180,23 @@ class Field:
         return [system.name for system in self.ranked() if self._seeds.stands_out(self._scores(system))]
 
     def differences(self, baseline: System | None) -> list[dict[str, Any]]:
-        """Test the difference of each system from the baseline; `p` is corrected for all these tests (Holm 1979).
-
-        Without a baseline, tests all pairs; in each row, `baseline` is then the better system. A difference is the
-        score of `system` minus that of `baseline`.
-        """
+        """Test the score of each `system` minus that of the baseline. Without a baseline, test all pairs, of which the
+        better system is the `baseline` of the row. `p` is corrected for all these tests (Holm 1979)."""
         if baseline is None:
             pairs = [(worse, better) for better, worse in combinations(self.ranked(), 2)]
         else:
             pairs = [(system, baseline) for system in self.ranked() if system is not baseline]
-        stratified = self._stratified(pairs)
-        effects = [self._effect(system, base) for system, base in pairs]
+        numbers = {system.name: number for number, system in enumerate(self.systems)}
+        outputs = [[self.counts(entry) for entry in system.entries] for system in self.systems]
+        indices = [(numbers[system.name], numbers[base.name]) for system, base in pairs]
+        with tqdm(total=len(pairs), desc="shuffle", unit=" pairs", disable=None, leave=False) as bar:
+            stratified = self.resampling.stratified_randomisation(outputs, indices, self.metric, bar.update)
         level = SIGNIFICANT / max(len(pairs), 1)  # level of significance in the first step of Holm's method
         rows: list[dict[str, Any]] = []
-        for (system, base), effect, dealt in zip(pairs, effects, stratified, strict=True):
-            p_raw = effect.p_value
-            if not self._seeds.freedom:
-                p_raw = self._paired_p(system.entries[0], base.entries[0])
+        for (system, base), p_stratified in zip(pairs, stratified, strict=True):
+            scores, covariance = (self._scores(system), self._scores(base)), self._covariance_of(system, base)
+            effect = significance.difference(*scores, covariance, self.sentences, self._seeds)
+            p_raw = effect.p_value if self._seeds.freedom else self._paired_p(system.entries[0], base.entries[0])
             rows.append(
                 {
                     "system": system.name,
@@ -223,7 +204,7 @@ class Field:
                     "difference": effect.value,
                     "difference_ci": effect.half_width,
                     "p_raw": p_raw,
-                    "p_stratified": dealt,
+                    "p_stratified": p_stratified,
                     "freedom": effect.freedom,
                     "detectable": effect.detectable(level),
                     "seeds_needed": effect.seeds_needed(level),
@@ -236,7 +217,7 @@ class Field:
                 "least %d, or name a baseline",
                 *(len(rows), least, len(rows) / SIGNIFICANT),
             )
-        corrected = holm([row["p_raw"] for row in rows])
+        corrected = significance.holm([row["p_raw"] for row in rows])
         return [{**row, "p": p} for row, p in zip(rows, corrected, strict=True)]
 
     def letters(self, differences: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -245,53 +226,38 @@ class Field:
         different = [
             (names.index(row["system"]), names.index(row["baseline"])) for row in differences if row["p"] < SIGNIFICANT
         ]
-        return dict(zip(names, letters(len(names), different), strict=True))
+        return dict(zip(names, significance.letters(len(names), different), strict=True))
 
     def _scores(self, system: System) -> list[float]:
         return [self.score(entry, self.metric) for entry in system.entries]
 
-    def _of(self, *systems: System) -> list[int]:
+    def _rows_of(self, *systems: System) -> list[int]:
         return [self._rows[entry.name] for system in systems for entry in system.entries]
 
     def _covariance_of(self, *systems: System) -> Floats:
         """Return the covariance (n, n) of the scores of the systems' n runs over bootstrap samples."""
-        rows = self._of(*systems)
+        rows = self._rows_of(*systems)
         return self._covariance[np.ix_(rows, rows)]
-
-    def _effect(self, system: System, base: System) -> Effect:
-        covariance = self._covariance_of(system, base)
-        return difference(self._scores(system), self._scores(base), covariance, self.sentences, self._seeds)
 
     def _paired_tests(
         self, entry: Entry, base: Entry, metrics: Sequence[str]
     ) -> tuple[dict[str, float], dict[str, float]]:
-        """Compute p, by metric, of the difference between a run and `base`.
-
-        Returns the p values of the paired bootstrap, and those of paired approximate randomisation.
-        """
+        """Compute p, by metric, of the difference between a run and `base`, by the paired bootstrap and by paired
+        approximate randomisation."""
         base_output, output = ({metric: self.outputs[run.name][metric] for metric in metrics} for run in (base, entry))
         bootstrap = {}
         for metric in metrics:
             samples = self._bootstrap[metric]
             gain = self.score(entry, metric) - self.score(base, metric)
-            bootstrap[metric] = paired_bootstrap(samples[self._rows[base.name]], samples[self._rows[entry.name]], gain)
+            both = samples[self._rows[base.name]], samples[self._rows[entry.name]]
+            bootstrap[metric] = significance.paired_bootstrap(*both, gain)
         return bootstrap, self.resampling.paired_randomisation(base_output, output)
 
     def _paired_p(self, entry: Entry, base: Entry) -> float:
         """Return the larger p of the two paired tests, but at least the smallest p that an exact test could give."""
         metric = self.metric
-        tests = self._paired_tests(entry, base, [metric])
-        return max(
-            least_p(self.outputs[base.name][metric], self.outputs[entry.name][metric]),
-            *(test[metric] for test in tests),
-        )
-
-    def _stratified(self, pairs: Sequence[tuple[System, System]]) -> list[float]:
-        metric, numbers = self.metric, {system.name: row for row, system in enumerate(self.systems)}
-        outputs = [[self.outputs[entry.name][metric] for entry in system.entries] for system in self.systems]
-        indices = [(numbers[a.name], numbers[b.name]) for a, b in pairs]
-        with tqdm(total=len(pairs), desc="shuffle", unit=" pairs", disable=None, leave=False) as bar:
-            return self.resampling.stratified_randomisation(outputs, indices, metric, bar.update)
+        least = significance.least_p(self.outputs[base.name][metric], self.outputs[entry.name][metric])
+        return max(least, *(test[metric] for test in self._paired_tests(entry, base, [metric])))
 
 
 def compare(
@@ -322,14 +288,18 @@ def compare(
         except ValueError as error:
             raise UserError(str(error)) from None
         held_out = replace(held_out, settings=replace(held_out.settings, metrics=(*metrics, metric)))
-    resampling = Resampling(len(held_out.references), bootstrap_samples, randomisation_trials)
+    resampling = significance.Resampling(len(held_out.references), bootstrap_samples, randomisation_trials)
     field = Field(systems, held_out, metric, resampling)
     systems = field.ranked()
     named = next((system for system in systems if system.name == baseline), None)
     base = None if baseline == ALL else named or systems[0]
     tested = [_all_rounded(row) for row in field.differences(named)]
     differences = [row for row in tested if base is None or row["baseline"] == base.name]
-    budget = Budget.of(systems)
+    budget = {  # an amount of training that every system has had, at which learning curves are compared
+        "updates": _least(entry.training.updates for system in systems for entry in system.entries),
+        # of the fastest system, as a mean over its seeds
+        "seconds": _least(_mean(entry.training.cost for entry in system.entries) for system in systems),
+    }
     rows = [_system_row(system, field, held_out, budget) for system in systems]
     if base is None:
         letters = field.letters(differences)
@@ -348,7 +318,7 @@ def compare(
         "baseline": None if base is None else base.name,
         "bootstrap_samples": bootstrap_samples,
         "randomisation_trials": randomisation_trials,
-        "budget": _all_rounded(budget._asdict()),
+        "budget": _all_rounded(budget),
         "machines": machines,
         "systems": [{"rank": rank, **row} for rank, row in enumerate(rows, 1)],
         "differences": differences,
@@ -359,33 +329,9 @@ def compare(
     }
 
 
-class Budget(NamedTuple):
-    """An amount of training that every system has had, at which learning curves are compared."""
-
-    updates: int | None  # number of updates of the run with the fewest
-    seconds: float | None  # training time of the fastest system, mean over its seeds
-
-    @classmethod
-    def of(cls, systems: Sequence[System]) -> Self:
-        """Find the budget in the training of all runs; a field is None if no run has recorded it."""
-        updates = [entry.training.updates for system in systems for entry in system.entries]
-        costs = [_mean(entry.training.cost for entry in system.entries) for system in systems]
-        return cls(
-            min((count for count in updates if count is not None), default=None),
-            min((cost for cost in costs if cost is not None), default=None),
-        )
-
-    def scores(self, curve: Sequence[Point], update_seconds: float | None) -> dict[str, float | None]:
-        """Read the validation score from a learning curve: after the budget's updates, and after its seconds."""
-        in_time = None if self.seconds is None or update_seconds is None else self.seconds / update_seconds
-        return {"equal_updates": _score_after(curve, self.updates), "equal_time": _score_after(curve, in_time)}
-
-
 def _score_after(curve: Sequence[Point], updates: float | None) -> float | None:
-    """Interpolate a learning curve linearly between validations, to read the score after this number of updates.
-
-    The curve is constant after the last validation. Returns None before the first one.
-    """
+    """Read the score after this number of updates from a learning curve, linear between validations and constant after
+    the last one; None before the first one."""
     if updates is None or not curve or updates < curve[0].updates:
         return None
     return float(np.interp(updates, [point.updates for point in curve], [point.score for point in curve]))
@@ -397,7 +343,11 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return fmean(numbers) if numbers else None
 
 
-def _system_row(system: System, field: Field, held_out: HeldOut, budget: Budget) -> Comparison:
+def _least(values: Iterable[float | None]) -> float | None:
+    return min((value for value in values if value is not None), default=None)
+
+
+def _system_row(system: System, field: Field, held_out: HeldOut, budget: Mapping[str, Any]) -> Comparison:
     """Compute a system's row of the ranked table, with the data of its charts. Means are over the seeds."""
     entries = system.entries
     row: Comparison = {"name": system.name, "seeds": [entry.seed for entry in entries if entry.seed is not None]}
@@ -409,20 +359,17 @@ def _system_row(system: System, field: Field, held_out: HeldOut, budget: Budget)
         "aer": lambda entry: entry.aer,
         "perplexity": lambda entry: entry.training.perplexity,
         "parameters": lambda entry: entry.parameters,
-        "update_milliseconds": lambda entry: (
-            1000 * entry.training.update_seconds if entry.training.update_seconds else None
-        ),
+        "update_milliseconds": lambda entry: entry.training.update_seconds and 1000 * entry.training.update_seconds,
         "cost_seconds": lambda entry: entry.training.cost,
         "seconds": lambda entry: entry.training.seconds,
         "tokens_per_second": lambda entry: entry.training.tokens_per_second,
         "sentences_per_second": lambda entry: entry.sentences_per_second,
     }
-    curve, update_seconds = (
-        _mean_curve(entries, field.metric),
-        _mean(entry.training.update_seconds for entry in entries),
-    )
+    update_seconds = _mean(entry.training.update_seconds for entry in entries)
+    curve = _mean_curve(entries, field.metric)
     row |= {key: _mean(map(measure, entries)) for key, measure in measures.items()}
-    row |= budget.scores(curve, update_seconds)
+    in_time = budget["seconds"] / update_seconds if budget["seconds"] and update_seconds else None
+    row |= {"equal_updates": _score_after(curve, budget["updates"]), "equal_time": _score_after(curve, in_time)}
     if row["parameters"] is not None:
         row["parameters"] = round(row["parameters"])
     row = _all_rounded(row)
@@ -430,17 +377,10 @@ def _system_row(system: System, field: Field, held_out: HeldOut, budget: Budget)
     row["by_length"] = _by_length(entries, field, held_out.sources, parts)
     longest = _by_length(entries, field, held_out.sources, FIFTHS)[-1]
     row |= {"longest": longest["score"], "longest_words": longest["words"]}
-    row["curve"] = [
-        _all_rounded(
-            {
-                "updates": point.updates,
-                "epoch": point.epoch,
-                "seconds": None if update_seconds is None else point.updates * update_seconds,
-                "score": point.score,
-            }
-        )
-        for point in curve
-    ]
+    row["curve"] = []
+    for point in curve:
+        seconds = None if update_seconds is None else point.updates * update_seconds
+        row["curve"].append(_all_rounded({**point._asdict(), "seconds": seconds}))
     return row | system_figures([entry.explained for entry in entries])
 
 
@@ -476,10 +416,10 @@ def _all_rounded(row: Mapping[str, Any]) -> Comparison:
 def example_sentences(
     systems: Sequence[System], field: Field, held_out: HeldOut, count: int, sentences: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """Choose example sentences, and collect their translations and word attention from the first run of each system.
+    """Collect the translations and word attention of example sentences from the first run of each system.
 
-    If `sentences` is empty, `count` sentences are chosen: half of them are those where the systems differ most, the
-    other half is spread over all lengths. Raises UserError if a number in `sentences` is out of range.
+    Without `sentences`, `count` are chosen: half of them where the systems differ most, the other half spread over all
+    lengths. Raises UserError if a number in `sentences` is out of range.
     """
     total = len(held_out.references)
     for number in sentences:
@@ -516,13 +456,13 @@ def example_sentences(
 
 
 def _word_alignments(entry: Entry, numbers: Sequence[int], total: int) -> dict[int, dict[str, Any] | None]:
-    """Read the attention between words, by sentence index; None for each sentence if the run has stored none."""
+    """Read the attention between words, by sentence index; None for a sentence without any."""
     if entry.word_weights is None:
         return dict.fromkeys(numbers)
     lines = read_lines(entry.word_weights)
     try:
         if len(lines) != total:
-            raise ValueError(f"{len(lines)} lines for {total} sentences")
+            raise ValueError(f"{counted(len(lines), 'line')} for {counted(total, 'sentence')}")
         return {number: _parsed(lines[number]) for number in numbers}
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise UserError(
@@ -531,10 +471,7 @@ def _word_alignments(entry: Entry, numbers: Sequence[int], total: int) -> dict[i
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
-    """Parse the words and the attention weights of a sentence, and check them: the file may come from a stranger.
-
-    Raises ValueError, KeyError, TypeError, OverflowError or RecursionError for a malformed line.
-    """
+    """Parse the words and the attention weights of a sentence, and check them: the file may come from a stranger."""
     values = json.loads(line)
     if not values:
         return None

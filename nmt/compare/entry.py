@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from nmt.config.compose import validated
-from nmt.config.errors import UserError, for_shell, format_value, printable, user_path
+from nmt.config.errors import UserError, counted, for_shell, format_value, printable, user_path
 from nmt.config.schema.commands import Evaluation
 from nmt.data.text import open_text, user_lines
 from nmt.data.word_alignment import alignment_error_rate, parse_pharaoh
@@ -46,16 +46,15 @@ class HeldOut:
 
     def difference(self, other: "HeldOut") -> str | None:
         """Say why scores on this set and on the other one are not comparable; None if they are."""
-        for side in ("sources", "references"):
-            lines, other_lines = getattr(self, side), getattr(other, side)
+        pairs = {"sources": (self.sources, other.sources), "references": (self.references, other.references)}
+        for side, (lines, other_lines) in pairs.items():
             if len(lines) != len(other_lines):
-                return f"the held-out set has {len(lines)} {side} in the first, {len(other_lines)} in the second"
+                size, other_size = counted(len(lines), side[:-1]), f"{len(other_lines)}"
+                return f"the held-out set has {size} in the first, {other_size} in the second"
             for number, (line, other_line) in enumerate(zip(lines, other_lines, strict=True), 1):
                 if line != other_line:
-                    return (
-                        f"the held-out sets differ: line {number} of the {side} is {line!r} in the first, "
-                        f"{other_line!r} in the second"
-                    )
+                    lines_differ = f"line {number} of the {side} is {line!r} in the first, {other_line!r} in the second"
+                    return f"the held-out sets differ: {lines_differ}"
         if replace(other.settings, metrics=self.settings.metrics) != self.settings:
             return f"scores are computed differently: {self.settings} in the first, {other.settings} in the second"
         return None
@@ -92,11 +91,11 @@ class Training:
 
     @classmethod
     def read(cls, manifest: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> "Training":
-        """Read the manifest and the records of metrics.jsonl.
-
-        `update_seconds` is the mean number of target tokens of an update, divided by the median of the logged speeds.
-        The median ignores times when the machine did other work. Raises ValueError, TypeError or KeyError for malformed
+        """Read the manifest and the records of metrics.jsonl. Raises ValueError, TypeError or KeyError for malformed
         values.
+
+        `update_seconds` is the mean number of target tokens of an update, divided by the median of the logged speeds,
+        which ignores times when the machine did other work.
         """
         training = manifest.get("training", {})
         seconds, updates, tokens, rate, best = (
@@ -106,20 +105,16 @@ class Training:
         rates = [
             _measure(record["train/tokens_per_second"]) for record in metrics if record.get("train/tokens_per_second")
         ]
-        validations = [
-            Validation(
-                int(_measure(record["step"])),
-                float(_measure(record["epoch"])),
-                {
-                    name: float(_measure(record[f"validation/{name}"]))
-                    for name in METRICS
-                    if f"validation/{name}" in record
-                },
-                _perplexity(record.get("validation/perplexity")),
-            )
-            for record in metrics
-            if not record.keys().isdisjoint(f"validation/{name}" for name in METRICS)
-        ]
+        validations = []
+        for record in metrics:
+            names = [name for name in METRICS if f"validation/{name}" in record]
+            scores = {name: float(_measure(record[f"validation/{name}"])) for name in names}
+            perplexity = record.get("validation/perplexity")
+            if perplexity is not None and perplexity > LARGEST:  # training has diverged
+                perplexity = None
+            if scores:
+                step, epoch = int(_measure(record["step"])), float(_measure(record["epoch"]))
+                validations.append(Validation(step, epoch, scores, _measure(perplexity)))
         return cls(
             seconds=seconds or None,
             updates=updates
@@ -172,11 +167,9 @@ class System:
 
 
 def find_runs(names: Sequence[str]) -> dict[Path, bool]:
-    """Find the runs and archives that names lead to, each once, in order. Raises UserError for a name without any run.
-
-    A name is a run's path, a folder that holds runs (such as a sweep's) or a pattern. The value is True if one of the
-    names is the path of the run itself.
-    """
+    """Find the runs and archives that names lead to, each once, in order: a name is a run's path, a folder that holds
+    runs (such as a sweep's) or a pattern. The value is True if a name is the path of the run itself. Raises UserError
+    for a name without any run."""
     runs: dict[Path, bool] = {}
     first: dict[Path, Path] = {}  # from a resolved path to the first path that led to it
     for name in names:
@@ -187,7 +180,10 @@ def find_runs(names: Sequence[str]) -> dict[Path, bool]:
                 RunDirectory(failed).check_contained()
                 message = read_bytes(failed / ERROR).decode(errors="replace").partition("\n")[0]
                 log.warning("left out: %s: failed (%s)", failed, message)
-        below = [run for path in paths for run in _runs_at(path)]
+        below = []
+        for path in paths:
+            is_run = (path / "config.yaml").is_file() or is_archive(path)
+            below += [path] if is_run else folders_with(path, "config.yaml", EVALUATION)
         if not below:
             reason = "is neither a run nor a folder that holds runs" if paths else "no run or pattern matches"
             raise UserError(f"runs={name}: {reason}")
@@ -197,17 +193,9 @@ def find_runs(names: Sequence[str]) -> dict[Path, bool]:
     return runs
 
 
-def _runs_at(path: Path) -> list[Path]:
-    if (path / "config.yaml").is_file() or is_archive(path):
-        return [path]
-    return folders_with(path, "config.yaml", EVALUATION)
-
-
 def unfinished_sweeps(names: Sequence[str], entries: Iterable[Entry]) -> list[str]:
-    """Return a sentence for each unfinished sweep: how many of its jobs have no run in the entries.
-
-    The sweeps are those in the folders that are named, and those of the runs that are not named themselves.
-    """
+    """Say for each unfinished sweep how many of its jobs have no run in the entries. The sweeps are those in the named
+    folders, and those of runs that are not named themselves."""
     runs, paths = [Path(entry.name).resolve() for entry in entries if entry.config], list(map(user_path, names))
     named = {path.resolve() for path in paths}
     within = [folder.resolve() for path in paths for folder in folders_with(path, SWEEP)]
@@ -251,16 +239,19 @@ def _read_run(path: Path, split: str) -> tuple[Entry, HeldOut]:
         raise UserError(f"{path}: has no {split} results; run {command} split={split}")
     hypotheses = text_lines(output)
     if len(hypotheses) != len(references):
-        raise UserError(
-            f"{output}: has {len(hypotheses)} lines for {len(references)} sentences; run {command} split={split}"
-        )
+        sizes = f"{counted(len(hypotheses), 'line')} for {counted(len(references), 'sentence')}"
+        raise UserError(f"{output}: has {sizes}; run {command} split={split}")
     if not run.is_archive and not (path / EVALUATION).is_file() and run.status() != FINISHED:
         log.warning("%s: its training has not finished; its best checkpoint so far is compared", run.path)
-    words = run.alignments / f"{split}.words.jsonl"
+    aligned, words = run.alignments / f"{split}.references.pharaoh", run.alignments / f"{split}.words.jsonl"
+    aer = None
+    if gold is not None and aligned.is_file():
+        links = [parse_pharaoh(line)[0] for line in text_lines(aligned)]
+        aer = 100 * alignment_error_rate(links, [parse_pharaoh(line) for line in gold]).aer
     entry = Entry(
         name=printable(os.path.relpath(path)),
         hypotheses=hypotheses,
-        aer=_aer(run, split, gold),
+        aer=aer,
         sentences_per_second=_measure(results.get("sentences_per_second")),
         word_weights=words if words.is_file() else None,
         explained=read_figures(results.get("faithfulness")),
@@ -289,10 +280,8 @@ def _read_training(run: RunDirectory) -> tuple[dict[str, Any], ScoreSettings, st
 
 
 def read_settings(values: Mapping[str, Any]) -> ScoreSettings:
-    """Make the score settings of a run from its saved configuration. All its target languages share one tokenizer.
-
-    Raises KeyError or TypeError if a value is missing, and UserError if one is invalid or the tokenizer is unavailable.
-    """
+    """Make the score settings of a run from its saved configuration. Raises KeyError or TypeError for a missing value,
+    and UserError for an invalid one or an unavailable tokenizer."""
     data = values["data"]
     languages = ",".join(dict.fromkeys(corpus["target_lang"] for corpus in data.get("corpora") or [data]))
     return score_settings(validated(Evaluation, values["evaluation"]), languages)
@@ -301,21 +290,10 @@ def read_settings(values: Mapping[str, Any]) -> ScoreSettings:
 def _read_evaluation(folder: RunDirectory) -> tuple[dict[str, Any], ScoreSettings, str]:
     """Read from the folder of an evaluation, such as an ensemble's, what `_read_training` reads from a trained run."""
     values = read_json(folder.path / EVALUATION)
-    fields = {
-        "config": digest(values),
-        "choices": dict(values["asked"]),
-        "parameters": _measure(values["parameters"]),
-    }
+    parameters = _measure(values["parameters"])
+    fields = {"config": digest(values), "choices": dict(values["asked"]), "parameters": parameters}
     command = f"nmt-evaluate {for_shell('run', values['members'])} {for_shell('output', folder.path)}"
     return fields, score_settings(Evaluation(**values["evaluation"]), ""), command
-
-
-def _aer(run: RunDirectory, split: str, gold: list[str] | None) -> float | None:
-    path = run.alignments / f"{split}.references.pharaoh"
-    if gold is None or not path.is_file():
-        return None
-    links = [parse_pharaoh(line)[0] for line in text_lines(path)]
-    return 100 * alignment_error_rate(links, [parse_pharaoh(line) for line in gold]).aer
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -340,11 +318,6 @@ def _measure(value: Any) -> Any:  # noqa: ANN401
     return value
 
 
-def _perplexity(value: Any) -> Any:  # noqa: ANN401
-    """Return a perplexity as `_measure` does; None if it is so large that training has diverged."""
-    return None if value is None or value > LARGEST else _measure(value)
-
-
 def count_sentences(entry: Entry, held_out: HeldOut) -> Counted:
     """Return the sentence statistics of an output, which are counted unless its entry has them."""
     return entry.counted or count(entry.hypotheses, held_out.references, held_out.settings, sources=held_out.sources)
@@ -366,9 +339,8 @@ def read_systems(systems: Sequence[str], held_out: HeldOut) -> list[Entry]:
         except OSError as error:
             raise UserError(f"systems={system}: {path} cannot be read ({error.strerror})") from None
         if len(lines) != len(held_out.references):
-            raise UserError(
-                f"systems={system}: {path} has {len(lines)} lines, the held-out set {len(held_out.references)}; "
-                "line N must be the translation of source sentence N"
-            )
+            sizes = f"has {counted(len(lines), 'line')}, the held-out set {len(held_out.references)}"
+            remedy = "line N must be the translation of source sentence N"
+            raise UserError(f"systems={system}: {path} {sizes}; {remedy}")
         entries[name] = Entry(name, lines)
     return list(entries.values())

@@ -24,10 +24,8 @@ log = logging.getLogger(__name__)
 
 
 def mark_sweep(directory: Path, jobs: int) -> None:
-    """Write the file that marks a sweep's directory and holds the number of its jobs; 0 stands for unknown.
-
-    A larger number from an earlier start stays in the file.
-    """
+    """Write the file that marks a sweep's directory and holds the number of its jobs (0: unknown), unless an earlier
+    start has left a larger number there."""
     if jobs > planned_jobs(directory):
         write_atomically(directory / SWEEP, f"{jobs}\n".encode())
     else:
@@ -43,10 +41,8 @@ def record_failure(directory: Path, message: str, overrides: Sequence[str]) -> N
 
 
 def report_jobs(sweep: Path, searched: bool) -> int:
-    """Print and write the table of all jobs, and compare the finished ones. Returns the exit status.
-
-    After a search (`searched`), runs are compared on the validation set: the test set must not choose between them.
-    """
+    """Print and write the table of all jobs, and compare the finished ones; after a search (`searched`), on the
+    validation set, as the test set must not choose between runs. Returns the exit status."""
     from nmt.compare.report import write_comparison
 
     rows = _jobs(sweep)
@@ -92,17 +88,16 @@ def report_jobs(sweep: Path, searched: bool) -> int:
 
 def _jobs(sweep: Path) -> list[dict[str, Any]]:
     """List the jobs: status, scores, seconds of training, directory, error, and the values that differ between jobs."""
-    paths = sorted(folders_with(sweep, "config.yaml", ERROR, LOCK), key=_natural)
+    paths = sorted(
+        folders_with(sweep, "config.yaml", ERROR, LOCK),
+        # Job 2 comes before job 10.
+        key=lambda path: [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", str(path))],
+    )
     overrides = [RunDirectory(path).overrides() for path in paths]
     keys = {key for values in overrides for key in values}
     varied = sorted(key for key in keys if len({str(values.get(key)) for values in overrides}) > 1)
-    return [
-        {
-            **_job(sweep, path),
-            "values": " ".join(f"{key}={table.short(values[key])}" for key in varied if key in values),
-        }
-        for path, values in zip(paths, overrides, strict=True)
-    ]
+    shown = [" ".join(f"{key}={table.short(of[key])}" for key in varied if key in of) for of in overrides]
+    return [{**_job(sweep, path), "values": values} for path, values in zip(paths, shown, strict=True)]
 
 
 def _job(sweep: Path, path: Path) -> dict[str, Any]:
@@ -125,8 +120,3 @@ def _job(sweep: Path, path: Path) -> dict[str, Any]:
         "directory": os.path.relpath(path),
         "error": error,
     }
-
-
-def _natural(path: Path) -> list[tuple[int, str]]:
-    """Return a sort key by which 2 comes before 10."""
-    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", str(path))]

@@ -8,11 +8,10 @@ the right lists ranks and names.
 import io
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import Any, NamedTuple
 from unicodedata import east_asian_width
 from xml.etree import ElementTree
@@ -85,10 +84,8 @@ class Picture:
         return self._rendered(format="svg", metadata={"Date": None, "Creator": None}).decode()
 
     def inline(self) -> Markup:
-        """Convert to SVG for the page: with the page's colours and hints.
-
-        The attribute data-system of an element is the number of the system that it shows.
-        """
+        """Convert to SVG with the page's colours and hints. The attribute data-system of an element is the number of
+        the system that it shows."""
         root = ElementTree.fromstring(self.svg)
         for parent in root.iter():
             for child in list(parent):
@@ -121,48 +118,41 @@ class Picture:
 
 
 class Series(NamedTuple):
-    """The points of one system; those with a missing coordinate are not drawn."""
+    """The points of one system, at least one."""
 
     number: int
     name: str
-    points: Sequence[tuple[float | None, float | None]]
-
-    def complete_points(self) -> list[tuple[float, float]]:
-        """Return the points that have both coordinates."""
-        return [(x, y) for x, y in self.points if x is not None and y is not None]
+    points: list[tuple[float, float]]
 
 
 def draw(comparison: Comparison) -> dict[str, Picture]:
     """Draw the pictures of a comparison, by name. A picture whose values are unknown is left out."""
-    systems, metric = comparison["systems"], comparison["metric"]
+    systems, metric, heading = comparison["systems"], comparison["metric"], METRICS[comparison["metric"]].heading
     names = [f"{rank} {_shortened(system['name'])}" for rank, system in enumerate(systems, 1)]
-    everything = list(zip(range(len(systems)), names, systems, strict=True))
+
+    def series(points: Iterable[Iterable[tuple[float | None, float | None]]]) -> list[Series]:
+        """Make a series of each system's points, without points that lack a coordinate and systems without points."""
+        complete = [[(x, y) for x, y in of_system if x is not None and y is not None] for of_system in points]
+        numbered = enumerate(zip(names, complete, strict=True))
+        return [Series(number, name, of_system) for number, (name, of_system) in numbered if of_system]
+
     pictures: dict[str, Drawn | None] = {}
     with _style():
         pictures["differences"] = _forest(comparison, names)
         cost, unit = _scaled([system["cost_seconds"] for system in systems])
         # A time of 0, of a training too short to measure, has no place on a logarithmic axis.
-        points = [Series(number, name, [(cost[number] or None, system[metric])]) for number, name, system in everything]
-        label = f"training time, {unit}"
-        pictures["cost"] = _scatter(points, f"{METRICS[metric].heading} against training time", label, metric)
+        points = series([(time or None, system[metric])] for time, system in zip(cost, systems, strict=True))
+        pictures["cost"] = _scatter(points, f"{heading} against training time", f"training time, {unit}", metric)
         times = [[point["seconds"] for point in system["curve"]] for system in systems]
         timed = all(value for values in times for value in values)
         scaled, unit = _scaled([value for values in times for value in values])
         x_values = iter(scaled if timed else [point["epoch"] for system in systems for point in system["curve"]])
-        curves = [
-            Series(number, name, [(next(x_values), point["score"]) for point in system["curve"]])
-            for number, name, system in everything
-        ]
+        curves = series([(next(x_values), point["score"]) for point in system["curve"]] for system in systems)
         label = f"training time, {unit}" if timed else "epoch"
-        pictures["curves"] = _lines(
-            curves, "Learning curves", label, f"validation {METRICS[metric].heading}", logarithmic=timed
-        )
+        pictures["curves"] = _lines(curves, "Learning curves", label, f"validation {heading}", logarithmic=timed)
         pictures["length"] = _lengths(systems, names, metric)
         for order, title in MASKING.items():
-            masked = [
-                Series(number, name, list(enumerate(system["masking_curves"].get(order, []))))
-                for number, name, system in everything
-            ]
+            masked = series(enumerate(system["masking_curves"].get(order, [])) for system in systems)
             pictures[f"masking_{order}"] = _lines(masked, title, "masked source tokens", "share of the probability")
     return {name: Picture(name, *drawn) for name, drawn in pictures.items() if drawn is not None}
 
@@ -203,10 +193,6 @@ def _scaled(seconds: Sequence[float | None]) -> tuple[list[float | None], str]:
     return [None if value is None else value / length for value in seconds], unit
 
 
-def _colour(number: int) -> str:
-    return COLOURS[number] if number < len(COLOURS) else MUTED
-
-
 def _marking(number: int) -> dict[str, Any]:
     """Return the matplotlib style of a system's lines and points."""
     if number < len(COLOURS):
@@ -218,8 +204,7 @@ def _axes(title: str, height: float, left: float, right: float, top: float = 0.4
     """Create a figure with one axes, a grid at round numbers and no frame. Height and margins are in inches."""
     figure = Figure(figsize=(WIDTH, height), dpi=100)
     FigureCanvasAgg(figure)
-    bottom = 0.55
-    axes = figure.add_axes((left / WIDTH, bottom / height, 1 - (left + right) / WIDTH, 1 - (bottom + top) / height))
+    axes = figure.add_axes((left / WIDTH, 0.55 / height, 1 - (left + right) / WIDTH, 1 - (0.55 + top) / height))
     axes.set_title(title, pad=10)
     axes.tick_params(length=0)
     for axis in (axes.xaxis, axes.yaxis):
@@ -254,27 +239,20 @@ def _forest(comparison: Comparison, names: Sequence[str]) -> Drawn | None:
     rows = [(number, system) for number, system in enumerate(systems) if system.get(key) is not None]
     if not rows:
         return None
-    lower_is_better = sign_of(metric) < 0
-    show = score_decimals(metric)
+    heading, show = METRICS[metric].heading, score_decimals(metric)
     values, halves = ([system[name] for _, system in rows] for name in (key, f"{key}_ci"))
     bounds = [(value - half, value + half) for value, half in zip(values, halves, strict=True)]
     low, high = _central_limits(*zip(*bounds, strict=True))
     if baseline is not None and low < 0 < high:
         low, high = min(low, -0.04 * (high - low)), max(high, 0.04 * (high - low))
-    title = (
-        METRICS[metric].heading
-        if baseline is None
-        else f"{METRICS[metric].heading}: difference to {_shortened(baseline)}"
-    )
-    title += ", with 95 % intervals"
+    what = heading if baseline is None else f"{heading}: difference to {_shortened(baseline)}"
+    title = f"{what}, with 95 % intervals"
     left = _text_inches([names[number] for number, _ in rows]) + 0.3
-    height = 0.97 + 0.215 * max(len(rows), 3)
-    figure, axes = _axes(title, height, left, 1.6)
+    figure, axes = _axes(title, 0.97 + 0.215 * max(len(rows), 3), left, 1.6)
     hints = {}
     for y, ((number, system), value, half) in enumerate(zip(rows, values, halves, strict=True)):
         significant = baseline is not None and system["p"] < SIGNIFICANT
-        better = (value > 0) != lower_is_better
-        colour = MUTED if baseline is None or not significant else COLOURS[0] if better else COLOURS[1]
+        colour = MUTED if not significant else COLOURS[0] if value * sign_of(metric) > 0 else COLOURS[1]
         artist = f"system-{number}-forest"
         if y % 2:
             axes.axhspan(y - 0.5, y + 0.5, color=RULE, alpha=0.35, linewidth=0, zorder=0)
@@ -300,36 +278,34 @@ def _forest(comparison: Comparison, names: Sequence[str]) -> Drawn | None:
         axes.axvline(0, color=INK, linewidth=1, zorder=1)
     axes.set(xlim=(low, high), ylim=(len(rows) - 0.5, -0.5), yticks=[])
     note = "" if baseline is None else "  (* and filled: significant after Holm's correction)"
-    axes.set_xlabel(f"{METRICS[metric].heading}{note}")
+    axes.set_xlabel(f"{heading}{note}")
     return title, figure, hints
 
 
 def _lines(
-    series: Sequence[Series], title: str, x_label: str, y_label: str, *, logarithmic: bool = False
+    plotted: Sequence[Series], title: str, x_label: str, y_label: str, *, logarithmic: bool = False
 ) -> Drawn | None:
     """Draw a line for each system."""
-    plotted = [line for line in series if line.complete_points()]
     if not plotted:
         return None
     figure, axes = _axes_with_legend(title, plotted)
     hints = {}
     for line in reversed(plotted):
-        points = line.complete_points()
         artist = f"system-{line.number}-line"
         style = {"markersize": 4.5, **_marking(line.number), "clip_on": False}
-        axes.plot(*zip(*points, strict=True), gid=artist, **style)
-        hints[artist] = [f"{line.name}\n{x_label}: {x:.4g}\n{y_label}: {y:.4g}" for x, y in points]
-    x_values, y_values = zip(*(point for line in plotted for point in line.complete_points()), strict=True)
+        axes.plot(*zip(*line.points, strict=True), gid=artist, **style)
+        hints[artist] = [f"{line.name}\n{x_label}: {x:.4g}\n{y_label}: {y:.4g}" for x, y in line.points]
+    x_values, y_values = zip(*(point for line in plotted for point in line.points), strict=True)
     margins = [0.04 * (max(values) - min(values)) or 0.5 for values in (x_values, y_values)]
     axes.set(ylim=(min(y_values) - margins[1], max(y_values) + margins[1]), xlabel=x_label, ylabel=y_label)
     if logarithmic:
-        _scale_logarithmically(axes, x_values, 0.04, 0.04)
+        _scale_logarithmically(axes, x_values, 0.04)
     else:
         axes.set_xlim(min(x_values) - margins[0], max(x_values) + margins[0])
     axes.grid(visible=False, axis="x")
     axes.spines["bottom"].set_visible(True)
     for line in plotted:
-        _write_rank(axes, line, line.complete_points()[-1])
+        _write_rank(axes, line, line.points[-1])
     return title, figure, hints
 
 
@@ -340,34 +316,32 @@ def _axes_with_legend(title: str, plotted: Sequence[Series]) -> tuple[Figure, Ax
     figure, axes = _axes(title, height, 0.7, _text_inches(names) + 0.5)
     step = LINE / 72 / (axes.get_position().height * height)
     for row, line in enumerate(plotted):
-        place: Any = {"transform": axes.transAxes, "va": "center", "size": FONT, "color": _colour(line.number)}
-        axes.text(1.06, 1 - (row + 0.5) * step, line.name, gid=f"system-{line.number}-name", **place)
+        place: Any = {"transform": axes.transAxes, "va": "center", "size": FONT, "gid": f"system-{line.number}-name"}
+        axes.text(1.06, 1 - (row + 0.5) * step, line.name, color=_marking(line.number)["color"], **place)
     return figure, axes
 
 
 def _write_rank(axes: Axes, line: Series, point: tuple[float, float], text: str = "") -> None:
     """Write the rank of a system, and after it the text, above a point, on its right."""
-    style: Any = {"textcoords": "offset points", "va": "center", "size": 7, "color": _colour(line.number)}
+    style: Any = {"textcoords": "offset points", "va": "center", "size": 7, "color": _marking(line.number)["color"]}
     written = axes.annotate(f"{line.number + 1}{text}", point, (5, 4), **style)
     written.set_gid(f"system-{line.number}-rank")
 
 
-def _scatter(series: Sequence[Series], title: str, x_label: str, metric: str) -> Drawn | None:
+def _scatter(plotted: Sequence[Series], title: str, x_label: str, metric: str) -> Drawn | None:
     """Draw a point for each system, and the Pareto front: the systems that are better than all faster ones."""
-    plotted = [line for line in series if line.complete_points()]
     if not plotted:
         return None
     sign, show = sign_of(metric), score_decimals(metric)
-    points = [line.complete_points()[0] for line in plotted]
+    points = [line.points[0] for line in plotted]
     low, high = _central_limits([y for _, y in points], [y for _, y in points])
     shown = [(x, min(max(y, low), high)) for x, y in points]
     figure, axes = _axes_with_legend(title, plotted)
-    x_values = [x for x, _ in points]
     axes.set(ylim=(low, high), xlabel=x_label, ylabel=METRICS[metric].heading)
-    _scale_logarithmically(axes, x_values, 0.06, 0.06)
+    _scale_logarithmically(axes, [x for x, _ in points], 0.06)
     front = pareto_front([(x, sign * y) for x, y in points])
-    corners = _staircase(sorted(shown[index] for index in front))
-    axes.plot(*zip(*corners, strict=True), color=MUTED, linewidth=1.2, zorder=1)
+    steps = sorted(shown[index] for index in front)
+    axes.step(*zip(*steps, strict=True), where="post", color=MUTED, linewidth=1.2, zorder=1)
     hints = {}
     for index, (line, (x, y), place) in enumerate(zip(plotted, points, shown, strict=True)):
         artist = f"system-{line.number}-point"
@@ -383,10 +357,10 @@ def _scatter(series: Sequence[Series], title: str, x_label: str, metric: str) ->
     return title, figure, hints
 
 
-def _scale_logarithmically(axes: Axes, values: Sequence[float], left: float, right: float) -> None:
-    """Make the x axis logarithmic, and say so in its label; `left` and `right` are margins as shares of its length."""
-    ratio = max(values) / min(values)
-    start, end = min(values) / ratio**left / 1.02, max(values) * ratio**right * 1.02
+def _scale_logarithmically(axes: Axes, values: Sequence[float], margin: float) -> None:
+    """Make the x axis logarithmic, and say so in its label. margin: on both sides, as a share of the axis's length."""
+    space = 1.02 * (max(values) / min(values)) ** margin
+    start, end = min(values) / space, max(values) * space
     axes.set(xscale="log", xlim=(start, end), xlabel=f"{axes.get_xlabel()} (logarithmic)")
     ticks = {20: (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0), 1000: (1.0, 2.0, 5.0)}
     shown = next((multiples for limit, multiples in ticks.items() if end <= limit * start), (1.0,))
@@ -408,14 +382,6 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> set[int]:
     return front
 
 
-def _staircase(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the corners of a staircase through points, from left to right: its parts are horizontal or vertical."""
-    corners = [points[0]]
-    for (_, before), (x, y) in pairwise(points):
-        corners += [(x, before), (x, y)]
-    return corners
-
-
 def _lengths(systems: Sequence[Mapping[str, Any]], names: Sequence[str], metric: str) -> Drawn | None:
     """Draw scores by source length as a table. The shade of a cell is its distance from the median system."""
     longest = max((system["by_length"] for system in systems), key=len)
@@ -425,8 +391,7 @@ def _lengths(systems: Sequence[Mapping[str, Any]], names: Sequence[str], metric:
     distance = values - np.median(values, axis=0)
     limit = max(3 * float(np.median(np.abs(distance))), 0.5)
     title = f"{METRICS[metric].heading} by source length"
-    height = 0.97 + 0.235 * len(systems) + 0.2
-    figure, axes = _axes(title, height, _text_inches(names) + 0.3, 0.2, 0.62)
+    figure, axes = _axes(title, 1.17 + 0.235 * len(systems), _text_inches(names) + 0.3, 0.2, 0.62)
     edges = [np.arange(size + 1) - 0.5 for size in distance.T.shape]
     axes.pcolormesh(*edges, distance, cmap=SHADES, vmin=-limit, vmax=limit, edgecolors=PAPER, linewidth=0.6)
     axes.invert_yaxis()

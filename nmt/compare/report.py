@@ -6,7 +6,6 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from nmt.compare.columns import Cell
 from nmt.compare.compare import ALL, SIGNIFICANT, Comparison, compare, find, group
 from nmt.compare.entry import Entry, HeldOut, find_runs, read_run, read_systems, unfinished_sweeps
 from nmt.compare.pictures import MASKING, THEME, Picture, draw, key
-from nmt.config.errors import UserError, nearest, printable
+from nmt.config.errors import UserError, counted, nearest, printable
 from nmt.evaluate.metrics import METRICS, sign_of
 from nmt.system import text_table as table
 from nmt.system.files import to_json, write_atomically
@@ -30,11 +29,8 @@ log = logging.getLogger(__name__)
 
 
 def gather(runs: Sequence[str], systems: Sequence[str], split: str) -> tuple[list[Entry], HeldOut]:
-    """Read the outputs to compare, with their test set.
-
-    A run without results raises UserError if `runs` names it directly. If only a folder or pattern led to it, it is
-    left out with a warning. Outputs that cannot be compared raise UserError.
-    """
+    """Read the outputs to compare, with their test set. Raises UserError for outputs that cannot be compared, and for a
+    run without results if `runs` names it itself; one that a folder or pattern led to is left out with a warning."""
     entries: list[Entry] = []
     held_out: HeldOut | None = None
     for path, named in find_runs(runs).items():
@@ -65,11 +61,8 @@ def compare_runs(
     baseline: str | None = None,
     **settings: Any,  # noqa: ANN401
 ) -> Comparison:
-    """Gather outputs and compare them. `settings` are passed on to `compare`.
-
-    `baseline` names a system or a run, or is "all" for all pairs. Raises UserError for an unknown baseline, and for the
-    mistakes that `gather` and `compare` report.
-    """
+    """Gather outputs and compare them. `settings` are passed on to `compare`. `baseline` names a system or a run, or is
+    "all" for all pairs. Raises UserError for an unknown baseline, and as `gather` and `compare` do."""
     entries, held_out = gather(runs, systems, split)
     members = group(entries)
     base = baseline if baseline in (None, ALL) else find(baseline, members)
@@ -101,20 +94,18 @@ def write_files(comparison: Comparison, output: Path) -> None:
 
 
 def tables(comparison: Comparison, render: Render, in_full: bool = False) -> str:
-    """Format the table of systems, with the difference that its tests can detect.
-
-    With `in_full`, adds the columns that are otherwise left out, the table of runs and the notes.
-    """
+    """Format the table of systems, with the difference that its tests can detect; `in_full`, also the columns that are
+    otherwise left out, the table of runs and the notes."""
     metric = comparison["metric"]
     signature = f"{METRICS[metric].heading} {comparison['signatures'][metric]}"
-    title = f"{comparison['split']}: {comparison['sentences']} sentences, {signature}"
+    title = f"{comparison['split']}: {counted(comparison['sentences'], 'sentence')}, {signature}"
     left_out = set() if in_full else {*columns.IN_FULL, *list(comparison["signatures"])[2:]} - {metric}
     shown = [column for column in columns.system_columns(comparison) if column.key not in left_out]
     escape = table.escaped if render is table.markdown else str
     named = {
         **comparison,
         "baseline": comparison["baseline"] and escape(comparison["baseline"]),
-        "unequal": [*map(escape, comparison["unequal"])],
+        "unequal": [escape(name) for name in comparison["unequal"]],
     }
     missing = [escape(printable(sentence)) for sentence in comparison["missing"]]
     parts = [title, *missing, _text_table(comparison, "systems", shown, render)]
@@ -131,27 +122,20 @@ def tables(comparison: Comparison, render: Render, in_full: bool = False) -> str
 
 
 def _text_table(comparison: Comparison, key: str, shown: Sequence[Column], render: Render) -> str:
-    """Format the rows of a comparison.
-
-    In a table of systems or pairs, only the metric that ranks and the difference have a spread after ±. In the table of
-    runs, all scores have one.
-    """
+    """Format the rows of a comparison. The difference has a spread after ±, and so have all scores in the table of
+    runs, and the metric that ranks in the others."""
     metric = comparison["metric"]
     joined = {*METRICS, "difference"} if key == "runs" else {metric, "difference"}
-    rows, whole = [], []
-    for column in shown:
-        with_star = Column(column.key, column.heading, partial(_with_star, column.show))
-        whole.append(
-            Column(column.key, column.heading) if column.key in joined else with_star if column.key == "p" else column
-        )
+    rows = []
     for row in comparison[key]:
-        texts = {column.key: columns.cell(row, column, metric) for column in shown if column.key in joined}
-        rows.append({**row, **{name: None if cell is None else str(cell) for name, cell in texts.items()}})
-    return render(rows, whole)
+        cells = {column.key: columns.cell(row, column, metric) for column in shown if column.key in joined}
+        rows.append({**row, **{name: str(cell) for name, cell in cells.items() if cell is not None}})
+    shows: dict[str, Callable[[Any], str]] = {**dict.fromkeys(joined, str), "p": _starred}
+    return render(rows, [Column(column.key, column.heading, shows.get(column.key, column.show)) for column in shown])
 
 
-def _with_star(show: Callable[[float], str], p: float) -> str:
-    return f"{show(p)}{'*' if p < SIGNIFICANT else ''}"
+def _starred(p: float) -> str:
+    return f"{columns.p_value(p)}{'*' * (p < SIGNIFICANT)}"
 
 
 def _csv(comparison: Comparison, key: str) -> str:
@@ -191,8 +175,8 @@ def page(comparison: Comparison, pictures: Mapping[str, Picture]) -> str:
         difference_table=_page_table(comparison, "differences", columns.difference_columns(comparison)),
         explained=_page_table(comparison, "systems", columns.explained_columns(comparison)),
         notes=[
-            note(comparison)
-            for note in (columns.power, columns.unequal, columns.notes_on_scores, columns.notes_on_costs)
+            *(columns.power(comparison), columns.unequal(comparison)),
+            *(columns.notes_on_scores(comparison), columns.notes_on_costs(comparison)),
         ],
         numbers=numbers,
         marks={name: key(rank) for name, rank in numbers.items()},
@@ -223,16 +207,12 @@ def _page_table(comparison: Comparison, key: str, shown: Sequence[Column]) -> di
                 "text": column.heading,
                 "numeric": all(cell.value is None or isinstance(cell.value, int | float) for cell in cells),
                 "spread_width": max((len(cell.spread or "") for cell in cells), default=0),  # characters
-                "descending": sorts_descending(column.key, metric),
+                # A click on the heading puts the best scores and the largest speeds first.
+                "descending": column.key in columns.SPEEDS
+                or sign_of(metric if column.key in columns.OF_METRIC else column.key) > 0,
             }
         )
     return {"headings": headings, "rows": rows}
-
-
-def sorts_descending(key: str, metric: str) -> bool:
-    """Whether a click on a column's heading puts the largest values first: those of speeds and of scores if higher is
-    better."""
-    return key in columns.SPEEDS or sign_of(metric if key in columns.OF_METRIC else key) > 0
 
 
 def _common_source(example: Mapping[str, Any]) -> list[str] | None:

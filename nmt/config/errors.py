@@ -63,6 +63,11 @@ def printable(text: str) -> str:
     return CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
+def counted(number: int, noun: str) -> str:
+    """Format a number of things: "1 line", "2 lines"."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def override_values(overrides: Iterable[str]) -> dict[str, Any]:
     """Parse overrides KEY=VALUE into a dictionary; lists and dictionaries remain text."""
     values = {}

@@ -3,9 +3,10 @@ corpus unless the user asks for it."""
 
 import io
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 from torch import Tensor
@@ -21,7 +22,6 @@ from nmt.system.files import CARD, CONFIG, MAX_PICTURES, MAX_TEXT, WEIGHTS, read
 from nmt.system.run import RunDirectory, load_config, load_values, read_json
 from nmt.translate.heatmap import draw_alignment, save
 from nmt.translate.shortlist import MAX_BYTES, SHORTLIST
-from nmt.translate.translation import Translation
 from nmt.translate.translator import Translator
 
 SPLITS = ("validation", "test")
@@ -29,13 +29,6 @@ SPLITS = ("validation", "test")
 OF_DATA = ("content", "fingerprint", "languages", "lowercase", "vocabulary", "splits")
 OF_START = ("overrides", "choices", "versions", "git", "machine", "start_from", "teachers")
 CACHE = "~/.cache/nmt"  # data.cache_dir in an archive
-
-
-class Picture(NamedTuple):
-    """A heatmap and what it shows."""
-
-    png: bytes
-    labelled: bool  # whether the axes show tokens; otherwise they show numbers
 
 
 def contents(
@@ -56,39 +49,36 @@ def contents(
     """
     config = load_config(run.config)
     translator = Translator.load(run.source, checkpoint=checkpoint, device="cpu", precision="fp32")
-    pictures = _pictures(translator, run, config, sentences, held_out)
+    # The tokens of validation sentences stay private, unless their text is public or packed anyway.
+    labelled = bool(sentences) or held_out or config.data.kind == "demo"
+    pictures = _pictures(translator, run, sentences, labelled)
     weights, step = _read_weights(run, checkpoint, half)
     suffix = "" if checkpoint == "best" else f".checkpoint-{checkpoint}"  # in the names of results and translations
     recorded = read_json(run.results)
     results = {split: recorded[f"{split}{suffix}"] for split in SPLITS if f"{split}{suffix}" in recorded}
     parameters = sum(parameter.numel() for parameter in translator.model.parameters())
     values = yaml.safe_dump(shared_config(load_values(run.config)), sort_keys=False, allow_unicode=True)
+    facts = {
+        "Licence": license or "not stated",
+        "Size": f"{parameters:,} parameters, {len(weights) / 1e6:,.1f} MB of weights",
+        "Checkpoint": f"{checkpoint} (update {step:,})"
+        + half * "; weights rounded to fp16, scores measured before this",
+    }
     try:
         manifest = shared_manifest(run.read_manifest()) | {"parameters": parameters}
         files = {CONFIG: values.encode()}
         for name, record in (("manifest.json", manifest), ("results.json", results)):
             files[name] = f"{to_json(record, indent=2)}\n".encode()
         files |= {name: read_bytes(run.path / name) for name in TOKENIZER_FILES if (run.path / name).is_file()}
-        files |= {f"attention-{number}.png": picture.png for number, picture in enumerate(pictures, 1)}
+        files |= {f"attention-{number}.png": picture for number, picture in enumerate(pictures, 1)}
         if (run.path / SHORTLIST).is_file():
             files[SHORTLIST] = read_bytes(run.path / SHORTLIST, MAX_BYTES)
         if held_out:
             files |= _held_out(run, suffix)
         files[WEIGHTS] = weights
-        readme = card(
-            config,
-            manifest,
-            results,
-            file_name,
-            parameters=parameters,
-            weight_bytes=len(weights),
-            half=half,
-            license=license,
-            checkpoint=f"{checkpoint} (update {step:,})",
-            pictures=pictures,
-            chosen=bool(sentences),
-            names=list(files),
-        )
+        shown = {"pictures": len(pictures), "labelled": labelled, "chosen": bool(sentences)}
+        shown["tested"] = "data/test.source" in files
+        readme = card(config, manifest, results, file_name, facts=facts, **shown)
     except UserError:
         raise
     except (ArithmeticError, AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
@@ -104,14 +94,18 @@ def shared_config(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shared_manifest(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy from a manifest how the model was trained, without paths, host names and warnings.
-
-    Of several starts of the run, only the first is kept, with the machine of the last.
-    """
+    """Copy from a manifest how the model was trained, without paths, host names and warnings. Of several starts of the
+    run, only the first is kept, with the machine of the last."""
     starts = manifest.get("starts") or [{}]
     start = deepcopy({**starts[0], "machine": starts[-1].get("machine", {})})
     start = {key: start[key] for key in OF_START if start.get(key) is not None}
-    start["overrides"] = [override for override in start.get("overrides", []) if not _names_a_place(override)]
+    kept = []
+    for override in start.get("overrides", []):
+        key, _, value = override.lstrip("+~").partition("=")
+        # The value {...} is a whole section, which may contain paths.
+        if key not in PATH_KEYS | {"run", "data.corpora"} and not key.startswith("hydra") and not value.startswith("{"):
+            kept.append(override)
+    start["overrides"] = kept
     for record in [start.get("start_from", {}), *start.get("teachers", [])]:
         if "run" in record:
             record["run"] = Path(str(record["run"])).name
@@ -120,15 +114,9 @@ def shared_manifest(manifest: Mapping[str, Any]) -> dict[str, Any]:
     return {**shared, "starts": [start]}
 
 
-def _names_a_place(override: str) -> bool:
-    key, _, value = override.lstrip("+~").partition("=")
-    if key.startswith("hydra") or value.startswith("{"):  # a whole section may contain paths
-        return True
-    return key in PATH_KEYS | {"run", "data.corpora"}
-
-
 def _read_weights(run: RunDirectory, checkpoint: str, half: bool) -> tuple[bytes, int]:
-    """Return the bytes of a safetensors file with the checkpoint's parameters, and the checkpoint's update number."""
+    """Return the bytes of a safetensors file with the checkpoint's parameters, with `half` rounded to 16 bits, and the
+    number of the checkpoint's update."""
     path = run.path / WEIGHTS if checkpoint == "best" else run.checkpoints / LAST
     state = read_checkpoint(path)
     step = int(state["step"])
@@ -144,59 +132,41 @@ def _round_to_half(model: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: rounded.get(weight.data_ptr(), weight).view(weight.shape) for name, weight in model.items()}
 
 
-def _pictures(
-    translator: Translator,
-    run: RunDirectory,
-    config: TrainConfig,
-    sentences: Sequence[str],
-    held_out: bool,
-) -> list[Picture]:
+def _pictures(translator: Translator, run: RunDirectory, sentences: Sequence[str], labelled: bool) -> list[bytes]:
+    """Draw the attention in translations of the sentences as PNG files. If there are none, draws the non-blank
+    validation sentence of median length."""
     if not translator.model.attends:
         if sentences:
             raise UserError(f"sentence={','.join(sentences)}: the run has no attention to draw")
         return []
     if len(sentences) > MAX_PICTURES:
         raise UserError(f"sentence: {len(sentences)} sentences; an archive has at most {MAX_PICTURES} pictures")
-    labelled = bool(sentences) or held_out or config.data.kind == "demo"
-    shown = sentences or _typical(run)
-    drawn = zip(shown, translator.translate(shown), strict=True)
-    return [Picture(_png(translation, sentence, labelled), labelled) for sentence, translation in drawn]
-
-
-def _typical(run: RunDirectory) -> list[str]:
-    """Return a list of one sentence, the non-blank validation sentence of median length; [] if there is none."""
-    try:
-        sources, _, _ = run.held_out("validation")
-    except UserError:
-        return []
-    ordered = sorted((source for source in sources if source.strip()), key=lambda source: len(source.split()))
-    return ordered[len(ordered) // 2 :][:1]
-
-
-def _png(translation: Translation, sentence: str, labelled: bool) -> bytes:
-    weights, source, target = translation.alignment, translation.source_tokens, translation.tokens
-    if weights is None:
-        raise UserError(f"sentence={sentence}: has no translation whose attention could be drawn")
-    if not labelled:
-        source, target = ([str(number) for number in range(1, len(side) + 1)] for side in (source, target))
-    file = io.BytesIO()
-    save(draw_alignment(weights, source, target), file)
-    return file.getvalue()
+    if not sentences:
+        with suppress(UserError):  # there is no validation set
+            ordered = sorted(filter(str.strip, run.held_out("validation")[0]), key=lambda line: len(line.split()))
+            sentences = ordered[len(ordered) // 2 :][:1]
+    pictures = []
+    for sentence, translation in zip(sentences, translator.translate(sentences), strict=True):
+        if translation.alignment is None:
+            raise UserError(f"sentence={sentence}: has no translation whose attention could be drawn")
+        source, target = translation.source_tokens, translation.tokens
+        if not labelled:
+            source, target = ([str(number) for number in range(1, len(side) + 1)] for side in (source, target))
+        file = io.BytesIO()
+        save(draw_alignment(translation.alignment, source, target), file)
+        pictures.append(file.getvalue())
+    return pictures
 
 
 def _held_out(run: RunDirectory, suffix: str) -> dict[str, bytes]:
     """Read the text of the held-out splits, and the run's translations and alignments of it."""
-    paths = {
-        f"{folder}/{split}{ending}": run.path / folder / f"{split}{'' if folder == 'data' else suffix}{ending}"
-        for split in SPLITS
-        for folder, endings in {
-            "data": (".source", ".target", ".alignments"),
-            "hypotheses": (".txt",),
-            "alignments": (".references.pharaoh", ".translations.pharaoh", ".words.jsonl"),
-        }.items()
-        for ending in endings
-    }
-    files = {name: read_bytes(path, MAX_TEXT) for name, path in paths.items() if path.is_file()}
-    if not files:
+    texts = [f"data/{split}.{kind}" for split in SPLITS for kind in ("source", "target", "alignments")]
+    files = {name: run.path / name for name in texts}
+    for split in SPLITS:
+        files[f"hypotheses/{split}.txt"] = run.hypotheses / f"{split}{suffix}.txt"
+        for kind in ("references.pharaoh", "translations.pharaoh", "words.jsonl"):
+            files[f"alignments/{split}.{kind}"] = run.alignments / f"{split}{suffix}.{kind}"
+    packed = {name: read_bytes(path, MAX_TEXT) for name, path in files.items() if path.is_file()}
+    if not packed:
         raise UserError(f"held_out=true: {run.source} has no held-out text")
-    return files
+    return packed

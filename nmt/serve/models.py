@@ -35,23 +35,14 @@ class ServedModel:
     info: ModelInfo
     translator: Translator
 
-    @property
-    def name(self) -> str:
-        """Return the name by which requests choose the model."""
-        return self.info.name
-
     def with_search(self, changes: Mapping[str, Any], nbest: int = 1) -> Translator:
-        """Return a translator with the search settings changed as in `changes`.
-
-        Raises UserError for settings that the search method lacks, that are impossible, or that the service's limit on
-        the beam size forbids.
-        """
+        """Return a translator with the search settings changed. Raises UserError for settings that the search method
+        lacks, that are impossible, or that exceed the service's limit on the beam size."""
         trained, translator, limit = self.translator.settings, self.translator, self.info.max_beam_size
         for key in changes:
             if not hasattr(trained, key):
-                raise UserError(
-                    f"{key}: {self.name} searches by search={trained.kind}; start the service with search=beam"
-                )
+                searched = f"{self.info.name} searches by search={trained.kind}"
+                raise UserError(f"{key}: {searched}; start the service with search=beam")
         if (settings := merge_search(trained, changes)) != trained:
             translator = translator.with_search(settings)
         size = max(nbest, translator.method.beam_size)
@@ -84,11 +75,8 @@ class ServedModel:
 
 
 def load_models(runs: Runs, loading: Mapping[str, Any], max_beam_size: int) -> dict[str, ServedModel]:
-    """Load the models of `runs` and return them by name, in the same order.
-
-    Each item of `runs` is a run, an ensemble (a list of runs), or a folder, of which all runs are loaded. loading: the
-    other arguments of Translator.load. Raises UserError if a model cannot be loaded.
-    """
+    """Load models by name: each item of `runs` is a run, an ensemble (a list of runs), or a folder, of which all runs
+    are loaded. loading: the other arguments of Translator.load. Raises UserError if a model cannot be loaded."""
     members = [group for run in runs for group in _groups(run)]
     models: dict[str, ServedModel] = {}
     for name, group in zip(_names(members), members, strict=True):
@@ -114,9 +102,8 @@ def _groups(run: str | Sequence[str]) -> list[list[str]]:
 
 
 def _names(members: Sequence[Sequence[str]]) -> list[str]:
-    """Name each model after the folders of its members, with as many parent folders as the names need to differ. If the
-    name would be only the time at which a run began, the run's attention is put before it. Raises UserError if a model
-    is named twice."""
+    """Name each model after the folders of its members, with as many parent folders as the names need to differ. Raises
+    UserError if a model is named twice."""
     paths = [[user_path(run).resolve().parts for run in group] for group in members]
     for depth in range(1, 1 + max(len(parts) for group in paths for parts in group)):
         names = ["+".join(_with_attention(parts, depth) for parts in group) for group in paths]
@@ -137,14 +124,12 @@ def _with_attention(parts: Sequence[str], depth: int) -> str:
 def _info(name: str, runs: Sequence[str], translator: Translator, max_beam_size: int) -> ModelInfo:
     directory = RunDirectory.existing(runs[0])
     config, model, settings = load_config(directory.config), translator.model, translator.settings
-    alone = len(runs) == 1
+    alone, first = len(runs) == 1, translator.model.models[0]
     scored = config.attention if isinstance(config.attention, ScoredAttention) else None
-    choices = directory.recorded_choices()
-    attention = None
-    if model.attends:
-        attention = str(choices.get("attention", scored.score.kind if scored else "mixed")) if alone else "mean"
-    heads = 0
-    first = model.models[0]
+    attention, heads = "mean" if model.attends else None, 0
+    if model.attends and alone:
+        kind = scored.score.kind if scored else "mixed"
+        attention = str(directory.recorded_choices().get("attention", kind))
     if alone and isinstance(first.decoder.attention, MultiHeadAttention):
         heads = first.decoder.attention.heads
     # /v1/explain has windows and stops only of an attention with a single head.

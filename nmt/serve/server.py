@@ -90,7 +90,7 @@ class Guard:
         self.app, self.rules, self.metrics, self.paths, self.log_requests = app, rules, metrics, paths, log_requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, as the ASGI specification says."""
+        """Check a request, read its body and run the application, unless the client leaves."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -106,8 +106,14 @@ class Guard:
             await send(message)
 
         try:
-            await self._answer(scope, receive, send_with_headers)
-        except HTTPException as refused:
+            self._check(scope)
+            async with asyncio.timeout(self.rules.seconds):
+                body = await self._body(receive)
+                if body is not None:
+                    await self._run(scope, body, receive, send_with_headers)
+        except (HTTPException, TimeoutError) as error:
+            late = HTTPException(504, f"no answer within {self.rules.seconds:g} s")
+            refused = error if isinstance(error, HTTPException) else late
             if status == CLIENT_LEFT:  # still the initial value, so no answer has begun
                 answer = JSONResponse({"error": refused.detail}, refused.status_code, refused.headers)
                 await answer(scope, receive, send_with_headers)
@@ -117,18 +123,6 @@ class Guard:
             self.metrics.seconds.labels(path).observe(seconds)
             if self.log_requests:
                 log.info("%s %s %d %.0f ms", scope["method"], path, status, 1000 * seconds)
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check the request, read its body and run the application, unless the client leaves. Raises HTTPException if
-        the request is refused or takes too long."""
-        self._check(scope)
-        try:
-            async with asyncio.timeout(self.rules.seconds):
-                body = await self._body(receive)
-                if body is not None:
-                    await self._run(scope, body, receive, send)
-        except TimeoutError:
-            raise HTTPException(504, f"no answer within {self.rules.seconds:g} s") from None
 
     def _check(self, scope: Scope) -> None:
         """Check host, origin and token. Raises HTTPException if one of them is not allowed."""
@@ -152,11 +146,8 @@ class Guard:
             raise HTTPException(401, message, {"www-authenticate": "Bearer"})
 
     async def _body(self, receive: Receive) -> bytes | None:
-        """Read the whole body; None if the client left. Raises HTTPException if the body is too large.
-
-        Even a body that is too large is read to its end, because a client that is still sending would not see the
-        answer.
-        """
+        """Read the whole body; None if the client left. Raises HTTPException if the body is too large, but only after
+        its end, because a client that is still sending would not see the answer."""
         parts, size, limit = [], 0, self.rules.body_bytes
         while True:
             message = await receive()
@@ -241,13 +232,11 @@ class Connection(H11Protocol):
         self.seconds = seconds
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the checks of the client."""
         super().connection_made(transport)
         self._waited: tuple[object, ...] = (self.cycle,)
         self._check = self.loop.call_later(self.seconds, self._cut_if_stalled)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the checks."""
         self._check.cancel()
         super().connection_lost(exc)
 
@@ -265,12 +254,8 @@ class Connection(H11Protocol):
 
 
 def run(app: ASGIApp, listening: socket.socket, connections: int, seconds: float) -> None:
-    """Serve until SIGTERM or Ctrl-C, then finish the requests in flight.
-
-    connections: the number of connections that may be open at a time; requests on further connections are refused with
-    status 503. seconds: the time between the checks of a `Connection`, and the time in which requests in flight may
-    finish.
-    """
+    """Serve until SIGTERM or Ctrl-C, then finish the requests in flight, which may take `seconds`, the time between the
+    checks of a `Connection`. More than `connections` open connections are answered with status 503."""
     protocol: Any = partial(Connection, seconds)
     config = uvicorn.Config(
         app,

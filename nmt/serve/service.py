@@ -15,20 +15,9 @@ from starlette.exceptions import HTTPException
 
 from nmt.config.errors import UserError
 from nmt.explain.explanation import Explanation, beam_tree, explain
-from nmt.serve.messages import (
-    ExplainAnswer,
-    ExplainRequest,
-    ModelsAnswer,
-    ScoredText,
-    TranslateAnswer,
-    TranslateRequest,
-    Tree,
-    TreeNode,
-    Window,
-)
+from nmt.serve import messages
 from nmt.serve.models import ServedModel
 from nmt.serve.server import Metrics
-from nmt.translate.selection import Node
 from nmt.translate.translation import Translation
 from nmt.translate.translator import Translator
 
@@ -71,19 +60,17 @@ def worker_count(requested: int | None, device: str, threads: int) -> int:
 
 
 class Batcher:
-    """A queue of jobs and the threads that work on it. A job is the work on one sentence.
+    """A queue of jobs, one for each sentence, and the threads that work on it.
 
-    A free thread takes the job that has waited longest, so that every job has its turn. It batches this job with the
-    jobs of the same key that are nearest to it in length, but leaves the other threads their share of the waiting jobs.
-    A cancelled job leaves the queue.
+    A free thread takes the job that has waited longest, and batches it with the jobs of the same key that are nearest
+    in length, but leaves the other threads their share. A cancelled job leaves the queue.
     """
 
     def __init__(self, settings: QueueSettings, observe: Callable[[int, float], object] = lambda *_: None) -> None:
         """observe: a function that is called with the number of jobs and the seconds of each batch."""
-        self.settings, self._observe = settings, observe
+        self.settings, self._observe, self._open = settings, observe, True
         self._jobs: list[_Job] = []
         self._changed = threading.Condition()
-        self._open = True
         self._running = 0  # number of jobs that have left the queue and are being computed
         self._rate = 0.0  # moving average of the jobs per second of all threads together; 0 before the first batch
         names = (f"nmt-serve-{number}" for number in range(settings.workers))
@@ -98,11 +85,8 @@ class Batcher:
     def submit(
         self, work: Work, items: Sequence[Any], tokens: Sequence[int], key: Hashable, most_tokens: int
     ) -> "list[Future[Any]]":
-        """Queue a job for each item and return the futures of the results.
-
-        tokens: the number of tokens of each item. most_tokens: the largest size of a batch, in tokens with padding.
-        Raises HTTPException if the queue has no room for all items; then none is queued.
-        """
+        """Queue a job for each item and return the futures of the results. Raises HTTPException, and queues nothing, if
+        there is no room for all. most_tokens: the largest size of a batch, in tokens with padding."""
         with self._changed:
             if len(self._jobs) + len(items) > self.settings.sentences or not self._open:
                 seconds = max(1, round(len(self._jobs) / self._rate)) if self._rate else 1
@@ -158,10 +142,8 @@ class Batcher:
                     self._changed.wait()
                 # Wait from `entered` on, even if the jobs arrived earlier: clients that this thread has just answered
                 # may soon send more sentences.
-                since = max(entered, self._jobs[0].arrived)
-                until = min(
-                    max(entered, self._jobs[-1].arrived) + self.settings.wait, since + PATIENCE * self.settings.wait
-                )
+                first, last = (max(entered, job.arrived) for job in (self._jobs[0], self._jobs[-1]))
+                until = min(last + self.settings.wait, first + PATIENCE * self.settings.wait)
                 remaining = until - time.monotonic()
                 if remaining <= 0 or not self._open:
                     break
@@ -184,9 +166,11 @@ class Service:
         self.metrics = Metrics(lambda: len(self.batcher))
         self.batcher = Batcher(queue, self.metrics.observe_batch)
 
-    def describe(self) -> ModelsAnswer:
+    def describe(self) -> messages.ModelsAnswer:
         """Describe all models."""
-        return ModelsAnswer(models=[model.info for model in self.models.values()], default=next(iter(self.models)))
+        return messages.ModelsAnswer(
+            models=[model.info for model in self.models.values()], default=next(iter(self.models))
+        )
 
     def model(self, name: str | None) -> ServedModel:
         """Find a model by name; None finds the first model. Raises UserError if no model has this name."""
@@ -196,7 +180,7 @@ class Service:
             raise UserError(f"model: there is no {name[:100]!r}, but: {', '.join(self.models)}")
         return self.models[name]
 
-    async def translate(self, request: TranslateRequest) -> TranslateAnswer:
+    async def translate(self, request: messages.TranslateRequest) -> messages.TranslateAnswer:
         """Translate or score texts. Raises UserError if the request is invalid, HTTPException if it is too large or the
         queue is full."""
         model = self.model(request.model)
@@ -209,7 +193,7 @@ class Service:
             raise HTTPException(413, f"text: has {len(texts)} texts, but at most {most} are taken")
         if request.target is not None and request.nbest > 1:
             raise UserError("target: is scored without a search; leave out nbest")
-        answer = partial(TranslateAnswer, model=model.name)
+        answer = partial(messages.TranslateAnswer, model=model.info.name)
         if request.attend or request.prefix or request.tree:
             return answer(**await self._guided(model, translator, request, texts))
         if request.target is None:
@@ -224,7 +208,7 @@ class Service:
         """Find the n best translations of each text, in batches shared with other requests."""
         tokens = [model.count_tokens(text, f"text {number}") for number, text in enumerate(texts, 1)]
         work = partial(translator.translate_nbest, n=nbest)
-        key = "search", model.name, translator.settings.model_dump_json(), nbest
+        key = "search", model.info.name, translator.settings.model_dump_json(), nbest
         return await self._queued(model, work, texts, tokens, key, translator)
 
     async def _score(
@@ -232,9 +216,8 @@ class Service:
     ) -> list[list[Translation]]:
         targets = [target] if isinstance(target, str) else target
         if len(targets) != len(texts):
-            raise UserError(
-                f"target: one translation of each text is expected, {len(texts)} in all, not {len(targets)}"
-            )
+            wanted = f"one translation of each text is expected, {len(texts)} in all"
+            raise UserError(f"target: {wanted}, not {len(targets)}")
         tokens = [
             max(model.count_tokens(line, f"target {number}", "target"), model.count_tokens(text, f"text {number}"))
             for number, (text, line) in enumerate(zip(texts, targets, strict=True), 1)
@@ -245,11 +228,11 @@ class Service:
             return [[scored] for scored in translator.score(sources, translations)]
 
         pairs = list(zip(texts, targets, strict=True))
-        key = "score", model.name, translator.settings.model_dump_json()  # scores depend on the length penalty
+        key = "score", model.info.name, translator.settings.model_dump_json()  # scores depend on the length penalty
         return await self._queued(model, work, pairs, tokens, key, translator)
 
     async def _guided(
-        self, model: ServedModel, translator: Translator, request: TranslateRequest, texts: Sequence[str]
+        self, model: ServedModel, translator: Translator, request: messages.TranslateRequest, texts: Sequence[str]
     ) -> dict[str, Any]:
         """Answer a request about one text with `attend`, `prefix` or `tree`. It shares no batch."""
         if not isinstance(request.text, str) or (request.target is not None and not isinstance(request.target, str)):
@@ -261,21 +244,23 @@ class Service:
         steered: dict[str, Any] = {"attend": request.attend}
         started = {**steered, "prefix": request.prefix or ""}
 
-        def work(items: Sequence[str]) -> list[tuple[list[Translation], Tree | None]]:
+        def work(items: Sequence[str]) -> list[tuple[list[Translation], messages.Tree | None]]:
             (text,) = items
             if isinstance(request.target, str):
                 return [(translator.score([text], [request.target], **steered), None)]
             if not request.tree:
                 return [(translator.translate_nbest([text], request.nbest, **started)[0], None)]
             nbest, steps = beam_tree(translator, text, request.nbest, **started)
-            return [(nbest, _tree(translator, steps))]
+            pieces = translator.tokenizers.target.pieces
+            described = [[{**node._asdict(), "token": pieces([node.token])[0]} for node in nodes] for nodes in steps]
+            return [(nbest, messages.Tree.model_validate({"steps": described}))]
 
         if request.target is not None and (request.prefix or request.tree):
             raise UserError("target: is scored without a search; leave out prefix and tree")
         ((nbest, tree),) = await self._queued(model, work, texts, [tokens], None, translator)
         return {"translations": [_scored_texts(nbest, request.alignment)], "tree": tree}
 
-    async def explain(self, request: ExplainRequest) -> ExplainAnswer:
+    async def explain(self, request: messages.ExplainRequest) -> messages.ExplainAnswer:
         """Explain a translation. Raises the errors of `translate`."""
         model = self.model(request.model)
         tokens = model.count_tokens(request.text, "text")
@@ -288,9 +273,9 @@ class Service:
         (explanation,) = await self._queued(model, work, [request.text], [tokens], None, model.translator)
         window = None
         if explanation.centres is not None and explanation.reach is not None:
-            window = Window(centres=_rounded(explanation.centres), reach=explanation.reach)
-        return ExplainAnswer(
-            model=model.name,
+            window = messages.Window(centres=_rounded(explanation.centres), reach=explanation.reach)
+        return messages.ExplainAnswer(
+            model=model.info.name,
             source_tokens=explanation.source_tokens,
             tokens=explanation.tokens,
             token_log_probs=_rounded(explanation.token_log_probs),
@@ -311,11 +296,8 @@ class Service:
         key: Hashable,
         translator: Translator,
     ) -> list[Any]:
-        """Queue items and wait for their results. If the request is cancelled, the items leave the queue.
-
-        The parameters are those of `Batcher.submit`, except `model`, under whose name the figures count the items, and
-        `translator`, whose settings limit the batch.
-        """
+        """Queue items, as `Batcher.submit` does, and wait for their results. If the request is cancelled, the items
+        leave the queue. `translator` limits the size of the batch."""
         most = translator.settings.batch_tokens // translator.method.beam_size // self.batcher.settings.workers
         futures = self.batcher.submit(work, items, tokens, key, most)
         try:
@@ -323,8 +305,8 @@ class Service:
         finally:
             for future in futures:
                 future.cancel()
-        self.metrics.sentences.labels(model.name).inc(len(items))
-        self.metrics.tokens.labels(model.name).inc(sum(tokens))
+        self.metrics.sentences.labels(model.info.name).inc(len(items))
+        self.metrics.tokens.labels(model.info.name).inc(sum(tokens))
         return results
 
 
@@ -357,10 +339,9 @@ def _similar(jobs: Sequence[_Job], most: int) -> list[_Job]:
     return chosen
 
 
-def _scored_texts(nbest: Sequence[Translation], with_alignment: bool) -> list[ScoredText]:
-    """Convert an n-best list to the messages of an answer."""
+def _scored_texts(nbest: Sequence[Translation], with_alignment: bool) -> list[messages.ScoredText]:
     return [
-        ScoredText(
+        messages.ScoredText(
             text=translation.text,
             score=max(translation.score, IMPOSSIBLE),
             log_prob=max(translation.log_prob, IMPOSSIBLE),
@@ -371,14 +352,6 @@ def _scored_texts(nbest: Sequence[Translation], with_alignment: bool) -> list[Sc
         )
         for translation in nbest
     ]
-
-
-def _tree(translator: Translator, steps: Sequence[Sequence[Node]]) -> Tree:
-    def described(node: Node) -> TreeNode:
-        (token,) = translator.tokenizers.target.pieces([node.token])
-        return TreeNode(**{**node._asdict(), "token": token})
-
-    return Tree(steps=[[described(node) for node in nodes] for nodes in steps])
 
 
 def _rounded(values: Any) -> Any:  # noqa: ANN401

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict
 from nmt import DISTRIBUTION
 from nmt.config import schema
 from nmt.config.compose import flatten, validated
-from nmt.config.errors import UserError, for_shell, format_value, override_values, user_path
+from nmt.config.errors import UserError, counted, for_shell, format_value, override_values, user_path
 from nmt.config.schema.commands import CHANGEABLE_KEYS, LENGTH_KEYS, NO_EFFECT_KEYS
 from nmt.system import files
 from nmt.system.files import unpacked
@@ -297,7 +297,8 @@ class RunDirectory:
         texts = {path: text_lines(path) for path in (source, target, gold) if path is not gold or gold.is_file()}
         for path, lines in texts.items():
             if len(lines) != len(texts[source]):
-                raise UserError(f"{path}: has {len(lines)} lines for {len(texts[source])} sentences")
+                sizes = f"{counted(len(lines), 'line')} for {counted(len(texts[source]), 'sentence')}"
+                raise UserError(f"{path}: has {sizes}")
         return texts[source], texts[target], texts.get(gold)
 
     def write_held_out(self, split: str, sources: list[str], references: list[str], gold: Iterable[str] | None) -> None:

@@ -10,7 +10,7 @@ to whole blocks.
 
 import math
 from collections.abc import Sequence
-from typing import Any, Generic, Literal, NamedTuple
+from typing import Any, Generic, Literal
 
 import numpy as np
 import torch
@@ -77,12 +77,12 @@ def beam_search(
     stop: Literal["beam", "exact"] = "beam",
     cached_numbers: int = CACHED_NUMBERS,
 ) -> list[list[Hypothesis]]:
-    """Return up to `n_best` <= K distinct hypotheses per sentence, best first.
+    """Return up to `n_best` <= K distinct hypotheses per sentence, best first; fewer only if fewer have a probability
+    above 0.
 
-    The search of a sentence stops when no live hypothesis can score above the sentence's n-th best finished one. With
-    `stop` "beam" it also stops when K hypotheses have finished and the best of them scores at least as high as the best
-    live one does at its present length, both without coverage, although a live one might still overtake it. Fewer than
-    `n_best` hypotheses are returned only if fewer have a probability above 0.
+    The search of a sentence stops when no live hypothesis can score above the n-th best finished one. With `stop`
+    "beam" it also stops when K hypotheses have finished and the best of them scores at least as high as the best live
+    one does at its present length, both without coverage, although a longer live one might still overtake it.
     """
     limits, device = batch.limits, batch.device
     active = list(range(len(limits.max_lengths)))
@@ -119,14 +119,6 @@ def beam_search(
     return history.hypotheses(finished.best())
 
 
-class _Expanded(NamedTuple):
-    """The result of one step."""
-
-    candidates: Candidates
-    totals: Tensor  # (N,) log-probability of each live hypothesis before the step
-    weights: Tensor | None  # (N, S) attention weights of the step; None without attention
-
-
 class _Expansion(Generic[StateT]):
     """The live hypotheses of a batch, which are extended step by step."""
 
@@ -139,12 +131,13 @@ class _Expansion(Generic[StateT]):
         self._state, self._scores = batch.state, torch.zeros(sentences, 1, device=batch.device)
         self._tokens = torch.full((sentences,), batch.symbols.bos, device=batch.device)
 
-    def expand(self, now: int, active: Sequence[int]) -> _Expanded:
-        """Compute step `now`, counted from 0, for these sentences of the batch."""
+    def expand(self, now: int, active: Sequence[int]) -> tuple[Candidates, Tensor, Tensor | None]:
+        """Compute step `now`, counted from 0: the candidates, the log-probability (N,) of each live hypothesis before
+        the step, and the attention weights (N, S), None without attention."""
         output = self._batch.step(self._tokens, self._state)
         self._state = output.state
         mask = Mask.of(self._batch, now, active, self._scores.shape[1], self._followers)
-        return _Expanded(self._best(output.logits, mask), self._scores.flatten(), output.weights)
+        return self._best(output.logits, mask), self._scores.flatten(), output.weights
 
     def _best(self, logits: Tensor, mask: Mask) -> Candidates:
         """Find the best candidates of each sentence and those that the selection proposes: logits (N, V)."""
@@ -164,10 +157,7 @@ class _Expansion(Generic[StateT]):
         return Candidates.of(best if more is None else distinct(best), width, vocabulary)
 
     def follow(self, live: Candidates, remaining: Tensor | None) -> None:
-        """Continue with the candidates (A, K).
-
-        remaining: int64 (A,), the numbers of the sentences that remain; None if no sentence is dropped.
-        """
+        """Continue with the candidates (A, K) of the `remaining` sentences, int64 (A,); None if none is dropped."""
         device = self._batch.device
         parents = torch.from_numpy(live.rows.ravel()).to(device, non_blocking=True)
         self._state = self._state.branch(parents, remaining)
@@ -196,10 +186,8 @@ class _Finished:
             self._endings[sentence].append(Ending(now, row, log_prob, score))
 
     def can_improve(self, now: int, sentence: int, log_prob: float, rival: float) -> bool:
-        """Check if the search of a sentence must continue after step `now`.
-
-        log_prob: log-probability of its best live hypothesis; rival: log-probability of the best live one that may end.
-        """
+        """Check if the search of a sentence must continue after step `now`, given the log-probability of its best live
+        hypothesis, and of its best `rival`, the best live one that may end."""
         endings, penalty = self._endings[sentence], self._scorer.penalty
         if len(endings) >= self._max_endings:
             best = max(ending.log_prob / penalty(ending.step + 1) for ending in endings)
@@ -210,12 +198,8 @@ class _Finished:
         bound = log_prob / self._largest_divisors[sentence]
         if len(endings) < self._n_best:
             return bound > -math.inf
-        return bound > self._sorted(endings)[self._n_best - 1].score
+        return bound > sorted((ending.score for ending in endings), reverse=True)[self._n_best - 1]
 
     def best(self) -> list[list[Ending]]:
         """Return the n best endings of every sentence, best first; of equal scores, the earlier ending comes first."""
-        return [self._sorted(endings)[: self._n_best] for endings in self._endings]
-
-    @staticmethod
-    def _sorted(endings: list[Ending]) -> list[Ending]:
-        return sorted(endings, key=lambda ending: -ending.score)
+        return [sorted(endings, key=lambda ending: -ending.score)[: self._n_best] for endings in self._endings]

@@ -84,11 +84,8 @@ class Automata:
         return advanced
 
     def banks(self, states: Ids, totals: Ids) -> Ids:
-        """Count the constraint tokens that each candidate has met: states (A, C, P), `totals` (A,) -> (A, C).
-
-        Of the phrases that are met in part, only the one with the most tokens met counts. So its next token always
-        leads to a higher bank.
-        """
+        """Count the constraint tokens that each candidate has met: states (A, C, P), `totals` (A,) -> (A, C). Of the
+        phrases met in part, only the longest part counts, so that its next token always leads to a higher bank."""
         met = self._done[states].sum(-1) + self._matched[states].max(-1)
         return np.where(self.satisfied[states].all(-1), totals[:, None], met)
 
@@ -135,17 +132,17 @@ class Allocation(Selection):
     length, and only if the sentence has no finished hypothesis with all constraints."""
 
     def __init__(self, beam_size: int, eos: int, constraints: Sequence[Sequence[Phrase]], boundary: Flags) -> None:
-        """constraints: the phrases of each sentence, each with at least one token; boundary: see `Automata`."""
+        """constraints: the phrases of each sentence, each with at least one token."""
         super().__init__(beam_size, eos)
         self._automata = Automata(constraints, boundary)
         self._totals = self._automata.totals
         self._states = self._automata.roots[:, None]  # (A, W, P): state of each live hypothesis for each phrase
-        self._ended = np.zeros(len(constraints), np.bool_)  # (A,): has a hypothesis with all constraints ended?
+        self._ended = np.zeros(len(constraints), np.bool_)  # (A,): whether a hypothesis with all constraints has ended
 
     def bans(self) -> Bans:
         """Ban eos for hypotheses that lack a phrase."""
         rows = np.flatnonzero(~self._automata.satisfied[self._states].all(-1)).tolist()
-        return rows, [self.eos] * len(rows)
+        return [(row, self.eos) for row in rows]
 
     def propose(self, totals: Tensor, part: slice) -> Tensor:
         """Propose several extensions of each hypothesis: the best one, eos, and for each unmet phrase its expected
@@ -193,10 +190,8 @@ class Allocation(Selection):
 
 
 def occurrences(tokens: Sequence[int], phrase: Phrase, boundary: Flags) -> int:
-    """Count how often a translation, or the start of one, meets a phrase; occurrences do not overlap.
-
-    See `Automata` for `boundary` and for what an occurrence is.
-    """
+    """Count how often a translation, or the start of one, meets a phrase, as `Automata` does; occurrences do not
+    overlap."""
     tokens, phrase, count, start = list(tokens), list(phrase), 0, 0
     while start + len(phrase) <= len(tokens):
         end = start + len(phrase)

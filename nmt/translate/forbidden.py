@@ -1,10 +1,10 @@
 """Phrases that no translation may contain, as an automaton over the texts of pieces."""
 
 import re
+import sys
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
-from itertools import islice, takewhile
 from typing import Self
 from unicodedata import category
 
@@ -15,6 +15,7 @@ from nmt.translate.ranking import Ids
 NOTHING: frozenset[str] = frozenset()
 START = frozenset([WORD_START])  # state before the first token: the space that a phrase starts with counts as read
 BYTE = re.compile("<0x[0-9A-F]{2}>")  # a piece of byte_fallback
+LAST_CHARACTER = chr(sys.maxunicode)
 HYPHENS, JOINERS = "-\u2010\u2011", "_\u200c\u200d"  # HYPHENS join words, JOINERS the letters of one word
 
 
@@ -60,7 +61,8 @@ class Forbidden:
         for phrase in self._phrases:
             for end in range(1, len(phrase)):
                 rest = phrase[end:]
-                longer = _starting_with(rest, pieces)
+                # The pieces that start with the rest of the phrase are neighbours in the sorted list.
+                longer = pieces[bisect_left(pieces, rest) : bisect_left(pieces, rest + LAST_CHARACTER)]
                 if tokens := [vocabulary[piece] for piece in longer if _ends_at(phrase, piece[len(rest) :])]:
                     bans.setdefault(phrase[:end], []).extend(tokens)
         return bans
@@ -109,11 +111,6 @@ class Forbidden:
 def _ends_at(phrase: str, rest: str) -> bool:
     """Check if a phrase is whole before the rest of a piece. A letter, digit or hyphen would make it part of a word."""
     return not rest or kind_of(rest[0]) == "." or SPACELESS.match(phrase) is not None
-
-
-def _starting_with(text: str, pieces: Sequence[str]) -> Iterator[str]:
-    """Yield the pieces that start with a text. pieces: sorted."""
-    return takewhile(lambda piece: piece.startswith(text), islice(pieces, bisect_left(pieces, text), None))
 
 
 def _endings(piece: str) -> Iterator[str]:

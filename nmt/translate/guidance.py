@@ -5,7 +5,6 @@ A `Guide` turns the user's text into tokens for the search.
 """
 
 import logging
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -63,18 +62,15 @@ class Guide:
     def make(
         self, lines: Sequence[str], sources: Sequence[list[int]], controls: Controls, first_line: int = 1
     ) -> Guidance:
-        """Encode the controls of these lines, whose tokens are `sources`.
-
-        Warnings number the lines from `first_line`. Raises UserError for controls that are wrong or that the search
-        method or the model does not support, and TypeError for a string in place of a list of phrases.
-        """
+        """Encode the controls of these lines, whose tokens are `sources`. Raises UserError for controls that are wrong
+        or that the search method or the model does not support, and TypeError for a string in place of a list."""
         for name in controls.keys() - Controls.__annotations__.keys():
-            hint = (
-                nearest(name, Controls.__annotations__) or "; search settings belong to Translator.load(search={...})"
+            other = "; search settings belong to Translator.load(search={...})"
+            raise UserError(
+                f"{name}: unknown argument of a translation{nearest(name, Controls.__annotations__) or other}"
             )
-            raise UserError(f"{name}: unknown argument of a translation{hint}")
-        for name, value in (("attend", controls.get("attend")), ("glossary", controls.get("glossary"))):
-            if not isinstance(value or {}, Mapping):
+        for name in ("attend", "glossary"):
+            if not isinstance(value := controls.get(name) or {}, Mapping):
                 raise TypeError(f"{name}: a dictionary is expected, not {type(value).__name__}")
         guidance = self.steer([source for source in sources if len(source) > 1], controls.get("attend"))
         if not controls.keys() - {"attend"}:
@@ -115,7 +111,8 @@ class Guide:
             )
         if any(isinstance(phrases, str) for phrases in (controls.get("forbidden"), constraints, *constraints)):
             raise TypeError("constraints and forbidden: a list of phrases is expected, not a string")
-        for key, values in (("constraints", controls.get("constraints")), ("prefixes", controls.get("prefixes"))):
+        for key in ("constraints", "prefixes"):
+            values: Any = controls.get(key)
             if values is not None and len(values) != lines:
                 raise UserError(f"{key}: one for each line is expected, {lines} in all, not {len(values)}")
         if prefix and controls.get("prefixes") is not None:
@@ -131,10 +128,8 @@ class Guide:
         phrases: Mapping["Phrase", int],
         forbidden: Forbidden | None,
     ) -> tuple[list[int], list[list[int]], list[str]]:
-        """Encode a line's prefix and its constraints. Each constraint is listed as often as it must appear.
-
-        An impossible prefix or constraint is left out, and the third result, a list of messages, says why.
-        """
+        """Encode a line's prefix and its constraints, each listed as often as it must appear. An impossible one is left
+        out, and the third result, a list of messages, says why."""
         target, limit = self.tokenizers.target, longest(self.method.settings, len(source))
         if len(source) == 1:
             return [], [], ["its prefix and constraints, as the line is empty"] if start or phrases else []
@@ -171,8 +166,19 @@ class Guide:
             return Guidance()
         if not self.attends:
             raise UserError("attend: the run has no attention to steer")
-        for source in sources:
-            _check_attend(attend, len(source))
+        for step, target in attend.items():
+            if step < 0:
+                raise UserError(f"attend: step {step} does not exist; steps count from 0")
+            for length in map(len, sources):
+                if isinstance(target, int | np.integer):
+                    if not 0 <= target < length:
+                        last = f"but the source has positions 0 to {length - 1}"
+                        raise UserError(f"attend: step {step} attends to position {target}, {last}")
+                elif len(target) != length:
+                    needed = f"needs a weight for each source token, {length} in all, not {len(target)}"
+                    raise UserError(f"attend: step {step} {needed}")
+                elif not (all(weight >= 0 for weight in target) and sum(target) <= 1 + ROUNDING):
+                    raise UserError(f"attend: the weights of step {step} must not be negative, nor sum to more than 1")
         return Guidance(attend=attend)
 
     def warn_of_unmet(self, guidance: Guidance, pieces: Sequence[Sequence[str]], first_line: int = 1) -> None:
@@ -213,26 +219,6 @@ def _counted(phrases: Iterable[str], target: Tokenizer) -> Counter[Phrase]:
     return Counter(Phrase(tuple(target.encode_phrase(text)), text) for text in texts)
 
 
-def _check_attend(attend: Attend, length: int) -> None:
-    """Raise UserError unless the steps and weights of `attend` fit a source sentence of `length` tokens."""
-    for step, target in attend.items():
-        if step < 0:
-            raise UserError(f"attend: step {step} does not exist; steps count from 0")
-        if isinstance(target, int | np.integer):
-            if not 0 <= target < length:
-                raise UserError(
-                    f"attend: step {step} attends to position {target}, but the source has positions 0 to {length - 1}"
-                )
-            continue
-        if len(target) != length:
-            raise UserError(
-                f"attend: step {step} needs a weight for each source token, {length} in all, not {len(target)}"
-            )
-        total = sum(target)
-        if not all(weight >= 0 for weight in target) or not math.isfinite(total) or total > 1 + ROUNDING:
-            raise UserError(f"attend: the weights of step {step} must not be negative, nor sum to more than 1")
-
-
 def prefix_tokens(tokenizer: Tokenizer, prefix: str | Sequence[str], field: str = "prefix") -> list[int]:
     """Encode a text, or pieces as in Translation.tokens, without </s>. Raises UserError, which names `field`, for a
     piece that the tokenizer does not have."""
@@ -270,18 +256,13 @@ class Glossary:
             start += length
 
 
-@lru_cache(maxsize=4)
-def _glossary(pairs: tuple[tuple[str, str], ...], lowercase: bool) -> Glossary:
-    """Make a glossary, once for all calls with the same pairs."""
-    return Glossary(pairs, lowercase)
+_glossary = lru_cache(maxsize=4)(Glossary)  # once for all calls with the same pairs
 
 
 @lru_cache(maxsize=4)
 def _forbidden(tokenizer: Tokenizer, phrases: tuple[str, ...]) -> Forbidden:
-    """Make the automaton of forbidden phrases, once for all calls with the same phrases.
-
-    A phrase with a character that the tokenizer does not know is left out, because no translation can contain it.
-    """
+    """Make the automaton of forbidden phrases, once for all calls with the same phrases. No translation can contain a
+    phrase with an unknown character, so it is left out."""
     encoded = [tokenizer.encode_phrase(phrase) for phrase in phrases]
     spelled = ["".join(tokenizer.pieces(tokens)) for tokens in encoded if tokenizer.unk not in tokens]
     return Forbidden(spelled, tokenizer.vocabulary())

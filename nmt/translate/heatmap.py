@@ -95,9 +95,8 @@ def draw_alignment(
     Tokens are words or SentencePiece pieces; a piece that continues a word is shown as "•piece". `meaning` labels the
     colour bar. Raises ValueError if the matrix is empty or does not match the tokens.
 
-    Up to 60 tokens on the longer side, the cells have their full size, and the figure grows with the number of tokens.
-    From 60 to 96 tokens, the figure keeps its size, and the cells shrink. From 96 to 175 tokens, the figure grows
-    again. Beyond 175 tokens, the cells shrink further. If the labels would overlap, only every n-th label is shown.
+    The figure grows up to 60 tokens on the longer side; then the cells shrink up to 96 tokens, the figure grows again
+    up to 175, and beyond that the cells shrink further. If the labels would overlap, only every n-th is shown.
     """
     if weights.shape != (len(target), len(source)) or not weights.size:
         raise ValueError(
@@ -113,7 +112,9 @@ def draw_alignment(
     cells = axes.pcolormesh(weights, cmap=COLOURS, vmin=0, vmax=1)
     axes.set(xlim=(0, columns), ylim=(rows, 0))
     axes.spines[:].set_visible(False)
-    _draw_grid(axes, rows, columns, cell * 72)
+    grid = [[(0, row), (columns, row)] for row in range(1, rows)]
+    grid += [[(column, 0), (column, rows)] for column in range(1, columns)]
+    axes.add_collection(LineCollection(grid, colors=GRID, linewidths=min(0.6, cell * 72 / 40)), autolim=False)
     labels = token_labels(source), token_labels(target)
     _label(axes, *labels, title, points=cell * 72)
     if any(label.startswith(CONTINUATION) for label in labels[0] + labels[1]):
@@ -122,14 +123,6 @@ def draw_alignment(
     _draw_bar(figure, cells, meaning)
     _fit(figure)
     return figure
-
-
-def _draw_grid(axes: Axes, rows: int, columns: int, points: float) -> None:
-    """Draw lines between the cells. points: the side of a cell, in points."""
-    horizontal = [[(0, row), (columns, row)] for row in range(1, rows)]
-    vertical = [[(column, 0), (column, rows)] for column in range(1, columns)]
-    lines = LineCollection(horizontal + vertical, colors=GRID, linewidths=min(0.6, points / 40))
-    axes.add_collection(lines, autolim=False)
 
 
 def _label(axes: Axes, source: Sequence[str], target: Sequence[str], title: str, points: float) -> None:

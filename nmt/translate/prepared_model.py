@@ -96,18 +96,16 @@ class SearchProducts(Products):
 
 
 class SearchAttention:
-    """An attention whose contexts are multiplied with the parameters of the gates and the readout.
-
-    If several hypotheses share a memory, or if a prediction needs the product of every source position, the memory is
-    multiplied once for each sentence, instead of the contexts at every step. Contexts of several heads are
-    always multiplied at every step.
+    """An attention whose contexts are multiplied with the parameters of the gates and the readout: at every step, or,
+    if several hypotheses share a memory or a prediction needs the product of every source position, once for each
+    sentence by multiplying the memory. Contexts of several heads are always multiplied at every step.
     """
 
     def __init__(
         self, trained: Attention | MultiHeadAttention, weight: Tensor, hypotheses: int, pack: Pack, positions: bool
     ) -> None:
-        """weight: the parameters (C + R, M) that multiply contexts; hypotheses: number of hypotheses of each
-        sentence; positions: whether a prediction needs the product of every source position."""
+        """weight: the parameters (C + R, M) that multiply contexts; hypotheses: their number for each sentence;
+        positions: whether a prediction needs the product of every source position."""
         self.inner, self.reads_past = _packed_copy(trained, pack), trained.reads_past
         shared = not trained.reads_past and hypotheses > 1
         self.projects_memory = isinstance(trained, Attention) and (shared or positions)
@@ -131,10 +129,8 @@ class SearchAttention:
 
 
 class SearchModel:
-    """Computes, step by step, what a Seq2Seq in evaluation mode computes, until the Seq2Seq's parameters change.
-
-    Construct and use it within the same precision (`Machine.autocast`).
-    """
+    """Computes, step by step, what a Seq2Seq in evaluation mode computes, until the Seq2Seq's parameters change. Make
+    and use it within the same precision (`Machine.autocast`)."""
 
     @torch.no_grad()
     def __init__(self, model: Seq2Seq, hypotheses: int, pack: Pack) -> None:
@@ -185,10 +181,8 @@ class SearchModel:
         return products, context
 
     def encode(self, source: Tensor, lengths: Tensor, *vocabulary: Tensor) -> DecoderState:
-        """Encode source tokens: int64 (B, S), lengths int64 (B,) on the CPU -> the decoder's initial state.
-
-        vocabulary: at most one shortlist, int64 (L,), ascending. Only its tokens can be generated or copied.
-        """
+        """Encode source tokens: int64 (B, S), lengths int64 (B,) on the CPU -> the decoder's initial state. Of a
+        shortlist, int64 (L,), ascending, only the tokens can be generated or copied."""
         products = self._products
         for tokens in vocabulary:
             table = self._table.index_select(0, tokens)
@@ -218,9 +212,7 @@ class SearchModel:
 
     def step(self, tokens: Tensor, state: DecoderState) -> StepOutput[DecoderState]:
         """Decode a step: previous tokens int64 (N,) -> logits (N, V) of the next token, attention weights, next state.
-
-        With a shortlist, tokens are positions in it, and the logits are (N, L).
-        """
+        With a shortlist, tokens are positions in it, and the logits are (N, L)."""
         products, decoder = state.products, self.model.decoder
         assert isinstance(products, SearchProducts)
         state = decoder.observe(state, tokens, products.output)
@@ -230,9 +222,7 @@ class SearchModel:
 
 def _context_gates(attend: str, fixed: bool, batch: BatchProducts, M: int) -> tuple[Tensor, Tensor | None]:
     """Return the parameters that multiply a context for the recurrent layers (C, M), and those of the gates for the
-    previous readout (G, R), None if it is not fed back.
-
-    attend: decoder.attend; fixed: whether every step reads the encoder's summary in place of a context.
+    previous readout (G, R), None if it is not fed back. fixed: every step reads the encoder's summary as its context.
     """
     context, feed = batch.fed.new_empty(0, M), batch.fed
     if fixed:

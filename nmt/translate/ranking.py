@@ -20,12 +20,11 @@ _IMPOSSIBLE = np.int64(np.float32(math.inf).view(np.int32)) << _POSITION_BITS
 
 
 def pack_top(log_probs: Tensor, k: int, few: int = FEW) -> Tensor:
-    """Find the k best values of each row, best first, packed with their positions: (B, M) float32 -> (B, k) int64.
+    """Find the k best values of each row, best first, packed with their positions: (B, M) float32 -> (B, k) int64. No
+    value may be positive, and M must be a multiple of BLOCK. `unpack` separates values and positions.
 
-    No value may be positive, and M must be a multiple of BLOCK. Of equal values, the one at the lower position comes
-    first. torch.topk leaves the order of equal values open, and on some devices it depends on the shape, so that other
-    sentences in the batch could change a translation. Equal values are common, as logits in bfloat16 have 8 significant
-    bits. `unpack` separates values and positions.
+    Of equal values, which are common in bfloat16, the one at the lower position comes first. torch.topk leaves their
+    order open, and on some devices it depends on the shape, so that batch mates could change a translation.
     """
     rows, columns = log_probs.shape
     if rows * columns <= few:

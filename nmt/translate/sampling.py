@@ -84,11 +84,8 @@ numbers are float64 where the device has it, because sums in float32 would lose 
 
 
 def sample(batch: SearchBatch[StateT], n: int, draw: Draw) -> list[list[Hypothesis]]:
-    """Draw n independent hypotheses of each sentence, best first. They may repeat.
-
-    Their log-probabilities are the model's: at temperature 1, without truncation to the most probable tokens. Sample j
-    of sentence i is drawn in row i * n + j.
-    """
+    """Draw n independent hypotheses of each sentence, best first; they may repeat. Their log-probabilities are the
+    model's, at temperature 1 and without truncation. Sample j of sentence i is drawn in row i * n + j."""
     assert batch.keys is not None
     uniform = sampling_draws(batch.keys(), n, batch.device)
     rows = rollout(batch.repeated(n), lambda log_probs, numbers: draw(log_probs, uniform(numbers)))
@@ -131,18 +128,13 @@ def rollout(batch: SearchBatch[StateT], choose: Choose) -> list[Hypothesis]:
         for follower in followers:
             follower.advance(unfinished, [chosen[row] for row in unfinished])
         active = [active[row] for row in unfinished]
-    endings = [
-        Ending(now, row, log_prob, log_prob) for (now, row), log_prob in zip(last, totals.cpu().tolist(), strict=True)
-    ]
-    return history.hypotheses([endings])[0]
+    ends = zip(last, totals.cpu().tolist(), strict=True)
+    return history.hypotheses([[Ending(*end, log_prob, log_prob) for end, log_prob in ends]])[0]
 
 
 def drawn_by(settings: schema.Sampling | schema.MinimumBayesRisk) -> Draw:
-    """Make a function that draws from the `top_k` most probable tokens, or from all if `top_k` is 0, at a temperature.
-
-    Of these tokens it uses only the nucleus: the smallest set of most probable ones with a total probability of at
-    least `top_p` (Holtzman et al. 2020).
-    """
+    """Make a function that draws at a temperature from the `top_k` most probable tokens (0: from all), and of these
+    only from the nucleus, the smallest set with a total probability of at least `top_p` (Holtzman et al. 2020)."""
     temperature, top_k, top_p = settings.temperature, settings.top_k, settings.top_p
 
     def draw(log_probs: Tensor, uniform: Tensor) -> Tensor:
@@ -162,10 +154,8 @@ def drawn_by(settings: schema.Sampling | schema.MinimumBayesRisk) -> Draw:
 
 
 def inverse_cdf(log_probs: Tensor, temperature: float, uniform: Tensor) -> Tensor:
-    """Draw from softmax(log_probs / temperature) by inverse transform sampling: (N, C), (N,) in [0, 1) -> (N,).
-
-    Unlike torch.multinomial, this does not synchronise with the device.
-    """
+    """Draw from softmax(log_probs / temperature) by inverse transform sampling: (N, C), (N,) in [0, 1) -> (N,). Unlike
+    torch.multinomial, this does not synchronise with the device."""
     best, argmax = log_probs.max(-1, keepdim=True)
     # Relative to the best, one log-probability is 0, so that not all underflow, however small the temperature.
     cdf = (log_probs - best).div_(temperature).exp_().cumsum(-1, dtype=uniform.dtype)
@@ -178,7 +168,7 @@ def inverse_cdf(log_probs: Tensor, temperature: float, uniform: Tensor) -> Tenso
 
 
 def make_search(settings: schema.SearchLimits) -> Search[Any]:
-    """Build the search method that the configuration's section `search` describes."""
+    """Make the search method of a section `search`."""
     searches: dict[type[schema.SearchLimits], type[Search[Any]]] = {
         schema.Beam: BeamSearch,
         schema.Greedy: GreedySearch,

@@ -61,10 +61,8 @@ def longest(settings: schema.SearchLimits, length: int) -> int:
 @dataclass(frozen=True)
 class Limits:
     """Limits on the hypotheses of each sentence b: they start with the tokens `prefixes[b]`, and have at least
-    `min_length` tokens before eos and at most `max_lengths[b]` tokens including eos.
-
-    Where limits conflict, the prefix has precedence over the maximum, and the maximum over the minimum.
-    """
+    `min_length` tokens before eos and at most `max_lengths[b]` tokens including eos. Where limits conflict, the prefix
+    has precedence over the maximum, and the maximum over the minimum."""
 
     min_length: int
     max_lengths: list[int]  # each at least 1, and greater than the length of the prefix

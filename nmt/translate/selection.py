@@ -6,7 +6,7 @@ N = A * W rows of a step, S source positions, V' the vocabulary padded to whole 
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, Self, assert_never
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -22,25 +22,16 @@ Fate = Literal["kept", "ended", "pruned"]
 
 
 class Scorer(Follower):
-    """Scores a finished hypothesis: its log-probability divided by a length penalty.
-
-    The penalty of each `kind`, with alpha >= 0: 1 (none), length^alpha (average), ((5 + length) / 6)^alpha (gnmt,
-    Wu et al. 2016, eq. 14). The length includes eos. No penalty decreases with the length.
+    """Scores a finished hypothesis: its log-probability divided by a length penalty, which never decreases with the
+    length, eos included: 1 (none), length^alpha (average) or ((5 + length) / 6)^alpha (gnmt, Wu et al. 2016, eq. 14).
     """
 
     def __init__(self, kind: Literal["none", "average", "gnmt"] = "none", alpha: float = 0.0) -> None:
         self.kind, self.alpha = kind, alpha
 
     def penalty(self, length: int) -> float:
-        """Compute the length penalty of `length` tokens."""
-        match self.kind:
-            case "none":
-                return 1.0
-            case "average":
-                return float(length**self.alpha)
-            case "gnmt":
-                return float(((5 + length) / 6) ** self.alpha)
-        assert_never(self.kind)
+        bases = {"none": 1.0, "average": length, "gnmt": (5 + length) / 6}
+        return float(bases[self.kind] ** self.alpha)
 
     def attend(self, weights: Tensor | None) -> None:
         """Receive the attention weights (N, S) of the current step."""
@@ -115,10 +106,8 @@ class Selection(Follower):
         self.candidates = 2 * beam_size  # `choose` gets this many best candidates of each sentence
 
     def propose(self, totals: Tensor, part: slice) -> Tensor | None:
-        """Propose candidates besides the best ones, packed as by `pack_top`: (A', W * V') -> (A', ...) or None.
-
-        totals: log-probabilities of all extensions of the A' sentences in `part`.
-        """
+        """Propose candidates besides the best ones, packed as by `pack_top`: log-probabilities (A', W * V') of all
+        extensions of the A' sentences in `part` -> (A', ...) or None."""
         return None
 
     def choose(self, candidates: Candidates) -> tuple[Flags, Candidates]:
@@ -168,19 +157,11 @@ class TreeSelection(Selection):
         for triple, ended in zip(_triples(candidates), ends[0].tolist(), strict=False):
             if triple not in kept:
                 fates.append((triple, "ended" if ended else "pruned"))
-        divisor = self._scorer.penalty(len(self.steps) + 1)
-        self.steps.append(
-            [
-                Node(
-                    row if self.steps else None,
-                    token if self._shortlist is None else self._shortlist[token],
-                    log_prob,
-                    log_prob / divisor,
-                    fate,
-                )
-                for (log_prob, row, token), fate in fates
-            ]
-        )
+        divisor, nodes = self._scorer.penalty(len(self.steps) + 1), []
+        for (log_prob, row, token), fate in fates:
+            token_id = token if self._shortlist is None else self._shortlist[token]
+            nodes.append(Node(row if self.steps else None, token_id, log_prob, log_prob / divisor, fate))
+        self.steps.append(nodes)
         return ends, live
 
 

@@ -60,12 +60,10 @@ class Shortlist:
         per_token: int,
         frequent: int,
     ) -> Self:
-        """Make a shortlist from the counts of token pairs.
+        """Make a shortlist from the counts (N,) of distinct token pairs, int64 (N,), source token * V + target token.
 
-        pairs: int64 (N,), distinct, each source token * V + target token; counts: (N,), may be expected counts; sizes:
-        of the source and the target vocabulary. Every sentence may use the `special` and the `frequent` most frequent
-        target tokens. Of the other target tokens, each source token gets up to `per_token`: those with the highest
-        counts, at least MIN_COUNT, among its pairs.
+        Every sentence may use the `special` and the `frequent` most frequent target tokens. Of the others, each source
+        token gets the `per_token` with the highest counts, if they reach MIN_COUNT. sizes: of both vocabularies.
         """
         source, target = np.divmod(pairs, sizes[1])
         totals = np.bincount(target, counts, sizes[1])
@@ -82,16 +80,12 @@ class Shortlist:
 
     def of(self, source: Iterable[int]) -> Ids:
         """Return the shortlist of a source sentence, int64 (L,), ascending."""
-        tokens = set(source)
-        parts = [self.candidates[self.ends[s - 1] if s else 0 : self.ends[s]] for s in tokens]
+        parts = [self.candidates[self.ends[s - 1] if s else 0 : self.ends[s]] for s in set(source)]
         return np.unique(np.concatenate([self.always, *parts]))
 
     def vocabulary(self, sources: Iterable[Iterable[int]], extra: Sequence[int] = ()) -> Ids | None:
-        """Join the shortlists of several sentences and the tokens `extra`: int64 (L,), ascending.
-
-        Returns None if these are nearly the whole vocabulary. Other tokens are added until L is a multiple of `BLOCK`,
-        so that `LogProbs` needs no padding.
-        """
+        """Join the shortlists of several sentences and the tokens `extra`: int64 (L,), ascending; None if these are
+        nearly the whole vocabulary. Other tokens fill L up to a multiple of `BLOCK`, for `LogProbs`."""
         ids = np.union1d(self.of({token for source in sources for token in source}), np.asarray(extra, np.int64))
         if len(ids) > MOST * self.size - BLOCK:
             return None
@@ -104,11 +98,8 @@ class Shortlist:
 
 
 def load_or_make_shortlist(value: str, run: RunDirectory, config: schema.TrainConfig) -> Shortlist:
-    """Load a shortlist from a path, or for "auto" from the run. If the run has none, make it and store it there.
-
-    Raises UserError if the run is an archive without a shortlist, if the training corpus has changed, or if a file is
-    not a shortlist for the run's tokenizers.
-    """
+    """Load a shortlist from a path, or for "auto" from the run, where it is first made and stored if missing. Raises
+    UserError if that is impossible (an archive, a changed corpus) or if the file does not fit the tokenizers."""
     path = run.path / SHORTLIST if value == AUTO else user_path(value)
     tokenizers = Tokenizers.load(run.path, config.tokenizer.lowercase)
     if value == AUTO and not path.exists():
@@ -116,25 +107,26 @@ def load_or_make_shortlist(value: str, run: RunDirectory, config: schema.TrainCo
             raise UserError(
                 f"shortlist=auto: {run.source} has no table; export a run that has been used with shortlist=auto"
             )
-        write_atomically(path, save_safetensors(_made(run, config).arrays()))
+        write_atomically(path, save_safetensors(_make_shortlist(run, config).arrays()))
     try:
         arrays = load_safetensors(read_bytes(path, MAX_BYTES))
-        shortlist = Shortlist(arrays["candidates"], arrays["ends"], arrays["always"], _sizes(tokenizers)[1])
+        shortlist = Shortlist(arrays["candidates"], arrays["ends"], arrays["always"], tokenizers.target.vocab_size)
     except OSError as error:
         raise UserError(f"shortlist={value}: {path} cannot be read ({error.strerror})") from None
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
         raise UserError(f"shortlist={value}: {path} is not a shortlist of this vocabulary ({error})") from None
-    if len(shortlist.ends) != _sizes(tokenizers)[0]:
+    if len(shortlist.ends) != tokenizers.source.vocab_size:
         raise UserError(f"shortlist={value}: {path} belongs to another source vocabulary")
     return shortlist
 
 
-def _made(run: RunDirectory, config: schema.TrainConfig) -> Shortlist:
+def _make_shortlist(run: RunDirectory, config: schema.TrainConfig) -> Shortlist:
     prepared = prepare(config.data, config.tokenizer)
     if run.read_manifest().get("data", prepared.report).get("content") != prepared.report["content"]:
         raise UserError(f"shortlist=auto: the corpus has changed since {run.path} was trained")
     log.info("shortlist: making a table of translations from the training corpus, once for this run")
-    target, sizes = prepared.tokenizers.target, _sizes(prepared.tokenizers)
+    target = prepared.tokenizers.target
+    sizes = prepared.tokenizers.source.vocab_size, target.vocab_size
     pairs, counts = translation_counts(*_sample(prepared), sizes)
     special = [target.pad, target.unk, target.bos, target.eos]
     return Shortlist.from_counts(pairs, counts, sizes, special, PER_TOKEN, FREQUENT)
@@ -158,11 +150,8 @@ def _sample(prepared: Prepared) -> tuple[list[Ids], list[Ids]]:
 def translation_counts(
     sources: Sequence[Ids], targets: Sequence[Ids], sizes: tuple[int, int], iterations: int = ITERATIONS
 ) -> tuple[Ids, NDArray[np.float64]]:
-    """Train IBM Model 1 (Brown et al. 1993, 4.1) on sentence pairs by expectation maximisation.
-
-    Returns the distinct token pairs, int64 (N,), each source token * V + target token, and how often the model expects
-    the source token to be translated by the target token, (N,).
-    """
+    """Train IBM Model 1 (Brown et al. 1993, 4.1) on sentence pairs by expectation maximisation. Returns the distinct
+    token pairs, int64 (N,), each source token * V + target token, and their expected counts (N,)."""
     keys = [
         (np.asarray(source, np.int64)[None] * sizes[1] + np.asarray(target, np.int64)[:, None]).ravel()
         for source, target in zip(sources, targets, strict=True)
@@ -179,7 +168,3 @@ def translation_counts(
         totals = np.bincount(source_of_pair, counts, sizes[0])
         probs = counts / totals[source_of_pair]
     return pairs, counts
-
-
-def _sizes(tokenizers: Tokenizers) -> tuple[int, int]:
-    return tokenizers.source.vocab_size, tokenizers.target.vocab_size

@@ -17,14 +17,11 @@ CHRF_BETA = 2  # recall has CHRF_BETA**2 times the weight of precision
 
 
 def bleu_score(sums: Floats, effective_order: bool = False) -> Floats:
-    """Compute BLEU: (..., 10) -> (...), from 0 to 100.
+    """Compute BLEU (Papineni et al. 2002) with exponential smoothing: (..., 10) -> (...), from 0 to 100.
 
-    sums: the length of the output, the length of the reference, the matches of orders 1 to 4, and the numbers of
-    n-grams in the output of orders 1 to 4.
-
-    The formula is that of Papineni et al. 2002 with exponential smoothing: the k-th order without a match counts
-    1 / 2^k matches. If the output has no n-gram of an order, the score is 0, or with `effective_order` the score of the
-    other orders.
+    sums: the lengths of output and reference, the matches of orders 1 to 4, and the numbers of n-grams in the output of
+    orders 1 to 4. The k-th order without a match counts 1 / 2^k matches. If the output has no n-gram of an order, the
+    score is 0, or with `effective_order` that of the other orders.
     """
     length, reference, matches, totals = sums[..., 0], sums[..., 1], sums[..., 2:6], sums[..., 6:10]
     present = totals > 0
@@ -39,12 +36,9 @@ def bleu_score(sums: Floats, effective_order: bool = False) -> Floats:
 
 
 def chrf_score(sums: Floats) -> Floats:
-    """Compute chrF: (..., 18) -> (...), from 0 to 100.
-
-    sums: for each order from 1 to 6, the number of n-grams in the output, that in the reference, and the matches.
-
-    The score is the F score of precision and recall, each a mean over the orders that both texts have (Popović 2015).
-    """
+    """Compute chrF (Popović 2015), the F score of precision and recall, each a mean over the orders that both texts
+    have: (..., 18) -> (...), from 0 to 100. sums: for each order from 1 to 6, the numbers of n-grams in the output and
+    in the reference, and the matches."""
     output, reference, matches = (sums[..., part::3] for part in range(3))
     present = (output > 0) & (reference > 0)
     orders = np.maximum(present.sum(-1), 1)

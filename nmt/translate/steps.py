@@ -16,8 +16,8 @@ from nmt.translate.forbidden import START, Forbidden
 from nmt.translate.ranking import BLOCK
 from nmt.translate.search import Hypothesis, SearchBatch, Symbols
 
-Bans = tuple[list[int], list[int]]
-"""Rows and as many tokens: tokens[i] may not follow the hypothesis in row rows[i]. A row may occur several times."""
+Bans = list[tuple[int, int]]
+"""Pairs of a row and a token that may not follow the hypothesis in this row."""
 
 
 class Follower:
@@ -25,7 +25,7 @@ class Follower:
 
     def bans(self) -> Bans:
         """Return which tokens may not follow at the next step, such as the last token of a forbidden phrase."""
-        return [], []
+        return []
 
     def advance(self, parents: Sequence[int], tokens: Sequence[int]) -> None:
         """Continue with the rows of the next step: new row i extends row parents[i] by tokens[i]."""
@@ -39,9 +39,7 @@ class Watch(Follower):
         self._states = [START] * rows
 
     def bans(self) -> Bans:
-        """Ban the tokens that would complete a phrase."""
-        pairs = [(row, token) for row, state in enumerate(self._states) for token in self._forbidden.banned(state)]
-        return [row for row, _ in pairs], [token for _, token in pairs]
+        return [(row, token) for row, state in enumerate(self._states) for token in self._forbidden.banned(state)]
 
     def advance(self, parents: Sequence[int], tokens: Sequence[int]) -> None:
         states, after = self._states, self._forbidden.after
@@ -68,14 +66,11 @@ class Mask(NamedTuple):
         """Make the mask of a step, counted from 0, for `width` hypotheses of each of these sentences."""
         eos, limits = batch.symbols.eos, batch.limits
         forced = [token for s in sentences for token in [limits.forced(step, s, eos)] * width]
-        bans = [follower.bans() for follower in followers]
-        rows = [row for banned_rows, _ in bans for row in banned_rows]
-        return cls(step >= limits.min_length, forced, (rows, [token for _, tokens in bans for token in tokens]))
+        return cls(step >= limits.min_length, forced, [ban for follower in followers for ban in follower.bans()])
 
     def part(self, start: int, end: int) -> "Mask":
         """Select the rows from `start` up to `end`."""
-        pairs = [(row - start, token) for row, token in zip(*self.bans, strict=True) if start <= row < end]
-        bans = [row for row, _ in pairs], [token for _, token in pairs]
+        bans = [(row - start, token) for row, token in self.bans if start <= row < end]
         return Mask(self.may_end, self.forced[start:end], bans)
 
 
@@ -90,10 +85,8 @@ class LogProbs:
         self._buffer = torch.empty(0, 0, device=device)
 
     def __call__(self, logits: Tensor, mask: Mask) -> Tensor:
-        """Compute log-probabilities, -inf for tokens that may not follow: logits (N, V) -> (N, V') float32.
-
-        V' is V padded with -inf to whole blocks of BLOCK tokens. Masking does not renormalise the other tokens.
-        """
+        """Compute log-probabilities, -inf for tokens that may not follow and for padding: logits (N, V) -> (N, V')
+        float32. Masking does not renormalise the other tokens."""
         rows, vocabulary = logits.shape
         if len(self._buffer) < rows:
             columns = -(-vocabulary // BLOCK) * BLOCK
@@ -106,8 +99,8 @@ class LogProbs:
         log_probs.index_fill_(1, self._banned, -math.inf)
         if not mask.may_end:
             log_probs[:, self._eos].fill_(-math.inf)
-        if mask.bans[0]:
-            log_probs[torch.tensor(mask.bans).to(log_probs.device, non_blocking=True).unbind()] = -math.inf
+        if mask.bans:
+            log_probs[torch.tensor(mask.bans).to(log_probs.device, non_blocking=True).unbind(1)] = -math.inf
         if unmasked is not None:
             log_probs.index_fill_(0, index[0], -math.inf)
             log_probs[index] = unmasked
@@ -124,11 +117,8 @@ class Ending(NamedTuple):
 
 
 class History(Follower):
-    """Back-pointers: records token, parent row, log-probability and attention of every row at every step.
-
-    The cost of a step does not depend on the length of the hypotheses. After the search, `hypotheses` follows the
-    pointers.
-    """
+    """Back-pointers: records token, parent row, log-probability and attention of every row at every step, so that a
+    step costs the same however long the hypotheses are. After the search, `hypotheses` follows the pointers."""
 
     def __init__(self, batch: SearchBatch[Any]) -> None:
         self._eos, self._shortlist = batch.symbols.eos, batch.shortlist
@@ -173,10 +163,8 @@ class History(Follower):
 
 
 def _along(paths: list[list[int]], steps: list[Tensor]) -> list[Tensor]:
-    """Collect the rows of each path: (N, ...) of every step -> (T, ...) float32 on the CPU for every path.
-
-    All rows are copied from the device in one transfer.
-    """
+    """Collect the rows of each path, in one transfer from the device: (N, ...) of every step -> (T, ...) float32 on the
+    CPU for every path."""
     if not paths:
         return []
     offsets = list(accumulate((len(step) for step in steps), initial=0))

@@ -30,10 +30,8 @@ class Translation:
     text_pieces: list[str]  # pieces of `text`: `tokens`, with the copied source piece in place of each "<unk>"
 
     def word_alignment(self) -> str:
-        """Link each target word to the source word that it attends to most. Returns Pharaoh links, separated by spaces.
-
-        A target word that attends most to "</s>" has no link. Without attention, the string is empty.
-        """
+        """Link each target word to the source word that it attends to most, unless that is "</s>": Pharaoh links,
+        separated by spaces; empty without attention."""
         if self.alignment is None:
             return ""
         return format_pharaoh(attention_to_links(self.alignment, self.text_pieces, self.source_tokens))
@@ -63,15 +61,11 @@ class Translation:
         if weights is None:
             return heading
         source, target = ([html.escape(word) for word in weights[side]] for side in ("source", "target"))
-        rows = [
-            f"<tr><th>{row}</th>"
-            + "".join(
-                f'<td title="{row} ← {column}: {percent} %" '
-                f'style="background: rgba(38, 84, 168, {percent / 100}); min-width: 1.5em">&nbsp;</td>'
-                for column, percent in zip(source, percents, strict=True)
-            )
-            + "</tr>"
-            for row, percents in zip(target, weights["weights"], strict=True)
-        ]
-        head = "".join(f"<th>{column}</th>" for column in source)
-        return f"{heading}<table><tr><th></th>{head}</tr>{''.join(rows)}</table>"
+        table = "<tr>" + "".join(f"<th>{column}</th>" for column in ["", *source]) + "</tr>"
+        for row, percents in zip(target, weights["weights"], strict=True):
+            cells = ""
+            for column, percent in zip(source, percents, strict=True):
+                style = f"background: rgba(38, 84, 168, {percent / 100}); min-width: 1.5em"
+                cells += f'<td title="{row} ← {column}: {percent} %" style="{style}">&nbsp;</td>'
+            table += f"<tr><th>{row}</th>{cells}</tr>"
+        return f"{heading}<table>{table}</table>"

@@ -66,9 +66,8 @@ class Translator:
         shortlist: "Shortlist | None" = None,
     ) -> None:
         """group: the processes that translate the same lines and share the work, by default only this process."""
-        self.group = group or ProcessGroup()
         self.model, self.tokenizers, self.machine, self.seed = model, tokenizers, machine, seed
-        self.shortlist = shortlist
+        self.group, self.shortlist = group or ProcessGroup(), shortlist
         self._prepared = PreparedModels(model, machine)
         self.use_search(settings)
         self.reseed()
@@ -230,11 +229,8 @@ class Translator:
         return [results[i] for i in range(len(sources))]
 
     def _force(self, sources: list[list[int]], targets: list[list[int]], guidance: Guidance) -> list[Hypothesis]:
-        """Force the decoder to generate each source's target tokens, and score them as the search method would.
-
-        A coverage penalty of a latent alignment differs: forced decoding knows the target word, so the weights are
-        those of the posterior.
-        """
+        """Force the decoder to generate each source's target tokens, and score them as the search method would. The
+        coverage of a latent alignment differs, as the known target word makes its weights those of the posterior."""
         batch = collate(sources, targets, self.tokenizers, np.arange(len(sources))).to(self.machine.device)
         pad, steering = self.tokenizers.target.pad, guidance.steering(batch.lengths.tolist(), self.machine.device)
         with self.machine.autocast():
@@ -255,13 +251,17 @@ class Translator:
         run: Callable[[Sequence[list[int]]], Iterator[list[T]]],
         progress: Progress | None,
     ) -> dict[int, T]:
-        """Share batches of sentence indices among the processes, and return the result of each index.
+        """Share batches of sentence indices among the processes, and return the result of each index. `run` yields the
+        results of each batch of this process."""
 
-        run: takes the batches of this process, and yields for each batch the results of its sentences.
-        """
+        def counted(results: Iterable[list[T]]) -> Iterator[list[T]]:
+            for batch in results:
+                yield batch
+                if progress is not None:
+                    progress(len(batch) * self.group.size)  # the processes advance about equally
+
         with torch.no_grad(), evaluation_mode(self.model):
-            results = run(self.group.share(batches))
-            merged = self.group.merge(_counted(results, progress, self.group.size))
+            merged = self.group.merge(counted(run(self.group.share(batches))))
         return dict(zip(chain.from_iterable(batches), chain.from_iterable(merged), strict=True))
 
     def encode(self, lines: Sequence[str], first_line: int = 1) -> tuple[list[list[int]], list[list[str]]]:
@@ -273,8 +273,8 @@ class Translator:
     def translation(self, source_pieces: list[str], hypothesis: Hypothesis) -> Translation:
         """Decode a hypothesis into a translation of the source that has these pieces."""
         target, tokens = self.tokenizers.target, hypothesis.tokens
-        pieces, text, alignment = target.pieces(tokens), target.decode(tokens), None
-        text_pieces = pieces
+        text, alignment = target.decode(tokens), None
+        pieces = text_pieces = target.pieces(tokens)
         if hypothesis.attention is not None:
             alignment = hypothesis.attention[:, : len(source_pieces)].numpy()
             if self.settings.replace_unknown and target.unk in tokens:
@@ -290,18 +290,13 @@ class Translator:
         short = [number for number, length in lengths if length > 1 and longest(settings, length) < least]
         if short:
             others = f" and {len(short) - 1} more" if len(short) > 1 else ""
-            log.warning(
-                "line %d%s: shorter than search.min_length=%d, as search.max_ratio=%g allows no more; raise "
-                "search.max_ratio",
-                short[0],
-                others,
-                least,
-                settings.max_ratio,
-            )
+            reason = "as search.max_ratio=%g allows no more; raise search.max_ratio"
+            message = f"line %d%s: shorter than search.min_length=%d, {reason}"
+            log.warning(message, short[0], others, least, settings.max_ratio)
 
     def _workers(self) -> int:
-        """Return how many batches are searched at the same time, each in its own thread. For small batches on a CPU,
-        this is faster than to use all threads in every matrix product."""
+        """Return how many batches are searched at the same time, each in its own thread: for small batches on a CPU
+        this beats threads that share each matrix product."""
         if self.machine.device.type != "cpu":
             return 1
         return max(1, min(torch.get_num_threads(), self.settings.batch_tokens // MIN_THREAD_TOKENS))
@@ -334,10 +329,7 @@ class Translator:
     def _search_batches(
         self, batches: Sequence[list[int]], sources: Sequence[list[int]], first: int, n: int, guidance: Guidance
     ) -> Iterator[list[list[Hypothesis]]]:
-        """Search each batch of sentence indices, and yield what `Search.__call__` returns for it.
-
-        first: the line number of sentence 0, see `reseed`.
-        """
+        """Search each batch of sentence indices, and yield its n-best lists. first: the line number of sentence 0."""
         threads, workers = torch.get_num_threads(), self._workers()
 
         def search_at_once(indices: list[int]) -> list[list[Hypothesis]]:
@@ -348,7 +340,9 @@ class Translator:
             return list(chain.from_iterable(retry_in_halves(search_at_once, indices)))
 
         if workers == 1 or len(batches) == 1:
-            torch.set_num_threads(self._threads(batches, sources, n, threads))
+            if self.machine.device.type == "cpu":  # small batches are slower on several threads
+                most = max((len(sources[i]) * len(batch) for batch in batches for i in batch), default=0)
+                torch.set_num_threads(max(1, min(threads, most * self.method.width(n) // MIN_THREAD_TOKENS)))
             try:
                 yield from map(search_batch, batches)
             finally:
@@ -360,14 +354,6 @@ class Translator:
         finally:
             pool.shutdown(cancel_futures=True)
             torch.set_num_threads(threads)  # some libraries use the number of the pool's threads in all threads
-
-    def _threads(self, batches: Sequence[list[int]], sources: Sequence[list[int]], n: int, most: int) -> int:
-        """Return how many threads, at most `most`, share each matrix product when one batch is searched at a time.
-        Small batches are slower on several threads."""
-        if self.machine.device.type != "cpu":
-            return most
-        longest = max((len(sources[i]) * len(batch) for batch in batches for i in batch), default=0)
-        return max(1, min(most, longest * self.method.width(n) // MIN_THREAD_TOKENS))
 
     def tree(self, source: list[int], n: int, guidance: Guidance) -> tuple[list[Hypothesis], list[list[Node]]]:
         """Return the n best hypotheses of one sentence and the candidates of each step of the beam search. Raises
@@ -417,14 +403,6 @@ class Translator:
                 guidance,
                 None if shortlist is None else shortlist.tolist(),
             )
-
-
-def _counted(batches: Iterable[list[T]], progress: Progress | None, processes: int) -> Iterator[list[T]]:
-    """Yield each batch, then report its size times the number of processes, which advance about equally."""
-    for batch in batches:
-        yield batch
-        if progress is not None:
-            progress(len(batch) * processes)
 
 
 @contextmanager

@@ -160,7 +160,7 @@ def test_damaged_held_out_text_names_the_file(name: str, content: bytes, tmp_pat
     run.write_held_out("test", ["a", "b"], ["c", "d"], ["0-0", ""])
     assert run.held_out("test") == (["a", "b"], ["c", "d"], ["0-0", ""])
     (run.data / f"test.{name}").write_bytes(content)
-    problem = "not valid UTF-8 (at byte 4)" if b"\xff" in content else "has 1 lines for 2 sentences"
+    problem = "not valid UTF-8 (at byte 4)" if b"\xff" in content else "has 1 line for 2 sentences"
     with pytest.raises(UserError, match=re.escape(f"test.{name}: {problem}")):
         run.held_out("test")
 
