@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
-from unicodedata import category, normalize
+from unicodedata import category, is_normalized, normalize
 
 import numpy as np
 import sentencepiece
@@ -253,8 +253,10 @@ def normalised(line: str, form: str, lowercase: bool) -> str:
     line = LONE_SURROGATES.sub("\ufffd", line)
     if form == "none":
         return line
-    parts = CONTROLS.sub("", line).split(" ")
-    return " ".join(normalize(FORMS[form], part).replace(" ", "\xa0") for part in parts)
+    line = CONTROLS.sub("", line)
+    if is_normalized(FORMS[form], line):  # most lines are, and this check is quick
+        return line
+    return " ".join(normalize(FORMS[form], part).replace(" ", "\xa0") for part in line.split(" "))
 
 
 def clean(line: str, form: str, lowercase: bool) -> str:
