@@ -81,7 +81,7 @@ def _by_key(words: Sequence[str]) -> dict[str, Override]:
 
 
 def _refuse(directory: Path, overrides: dict[str, Override], values: dict[str, list[str]], is_grid: bool) -> None:
-    """Raise UserError for a sweep of which a part would be ignored or go wrong."""
+    """Raise UserError for settings of a sweep that would be ignored or fail."""
     if directory.is_dir() and any(directory.iterdir()) and not (directory / SWEEP).is_file():
         raise UserError(f"{directory}: is not empty and not a sweep; choose another hydra.sweep.dir")
     if "run" in overrides:

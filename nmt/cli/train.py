@@ -100,7 +100,7 @@ def _new_run(config: DictConfig, words: Sequence[str]) -> Start:
 
 
 def _refuse_sweep(config: DictConfig, words: Sequence[str]) -> None:
-    """Raise UserError for what a single run would ignore."""
+    """Raise UserError for overrides that a single run would ignore."""
     for override in check(words, "train"):
         if override.is_sweep_override():
             raise UserError(several_values(override, "train"))

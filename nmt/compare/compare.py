@@ -180,8 +180,8 @@ class Field:
         return [system.name for system in self.ranked() if self._seeds.stands_out(self._scores(system))]
 
     def differences(self, baseline: System | None) -> list[dict[str, Any]]:
-        """Test the score of each `system` minus that of the baseline. Without a baseline, test all pairs, of which the
-        better system is the `baseline` of the row. `p` is corrected for all these tests (Holm 1979)."""
+        """Test the score of each `system` minus that of the baseline. Without a baseline, test all pairs; the better
+        system of each pair is then the `baseline` of its row. `p` is corrected for all these tests (Holm 1979)."""
         if baseline is None:
             pairs = [(worse, better) for better, worse in combinations(self.ranked(), 2)]
         else:

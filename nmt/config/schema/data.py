@@ -251,7 +251,7 @@ class TrainedTokenizer(TokenizerSide, SegmentationSampling):
 
 
 class SidesTokenizer(Section):
-    """A tokenizer for each language, with values of its own."""
+    """A separate tokenizer for each side."""
 
     kind: Literal["sides"]
     source: TokenizerSide
