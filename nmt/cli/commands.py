@@ -153,7 +153,7 @@ def _check_writable(run: "RunDirectory") -> None:
 def changed_settings(config: schema.EvaluateConfig, trained: schema.TrainConfig, precision: str | None) -> str:
     """Return the settings that differ from those of training, such as "seed-2_beam_size-10", to name files and results.
 
-    If there are too many for a file name, it is cut and ends in a digest of all settings. `precision` is the precision of training.
+    A name that is too long for a file is cut and ends in a digest of all settings. `precision` is that of training.
     """
     before = {"checkpoint": "best", "seed": trained.seed, "precision": precision, "shortlist": None}
     before |= {**trained.evaluation.model_dump(), **trained.search.model_dump()}
