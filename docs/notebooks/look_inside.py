@@ -174,8 +174,8 @@ plt.show()
 #
 # The sum needs a prediction from *every* position. REINFORCE (Williams 1992) needs only the sampled one:
 #
-# $$g = (R_s - b) \, \nabla_e \log \alpha_s = (R_s - b) \, (\mathrm{onehot}(s) - \alpha), \qquad
-# \mathbb{E}[g] = \nabla_e J \; \text{ for every constant } b$$
+# $$g = (R_s - b) \nabla_e \log \alpha_s = (R_s - b) (\mathrm{onehot}(s) - \alpha), \qquad
+# \mathbb{E}[g] = \nabla_e J \text{ for every constant } b$$
 
 # %%
 energies = torch.tensor([0.5, -0.3, 0.1], dtype=torch.float64, requires_grad=True)
@@ -280,7 +280,7 @@ plt.show()
 # If every position can be afforded, $J$ is not the best thing to maximise. The probability of the word is the sum over the positions, and
 # by Jensen's inequality $J$ is a lower bound of its logarithm:
 #
-# $$J = \sum_s \alpha_s \log p(y \mid h_s) \;\le\; \log \sum_s \alpha_s \, p(y \mid h_s)$$
+# $$J = \sum_s \alpha_s \log p(y \mid h_s) \le \log \sum_s \alpha_s p(y \mid h_s)$$
 #
 # The gradient of the right side is *posterior minus prior*: it moves the weights to where the word can be explained.
 
