@@ -284,7 +284,7 @@ def test_what_is_too_large_is_refused(client: TestClient, translator: Translator
     assert refused(client, 413, text="a", target="le " * 800).startswith("target 1: has ")
     assert refused(client, 413, text="a", target="le " * 800, attend={"0": 0}).startswith("target: has ")
     assert refused(client, 400, "/v1/explain", text=LINE, target="le " * 800).startswith("target: has ")
-    assert refused(client, 413, text=["a"] * 21).startswith("text: has 21 texts, but at most 20")
+    assert refused(client, 413, text=["a"] * 21).startswith("text: has 21 texts, but the limit is 20")
     assert refused(client, 413, text="a" * 200_000).startswith("the body has more than 100000")
     most = max(translator.settings.max_source_length, translator.settings.max_length)
     piece = translator.tokenizers.target.pieces([10])[0]
