@@ -217,5 +217,5 @@ print("equal; largest difference", f"{(contexts - c).abs().max():.0e}")
 # 3. Train with `attention=none`. How far does the validation loss get in three epochs?
 #
 # Answers: (1) the keys are the states themselves, `Wh = h`, and nothing is divided by $\sqrt Q$. (2) how much the model gains
-# from choosing where to look, rather than always averaging the whole source. (3) try it: it stays well above that of the model
-# with attention. The twelve lines do not fit it, since it has no context vector.
+# from choosing where to look, rather than always averaging the whole source. (3) try it. The twelve lines do not fit that model:
+# it has no context vector, and all that the decoder learns of the source goes through the bottleneck `first`.
