@@ -1,4 +1,4 @@
-"""The service over HTTP: the calls under /v1, a health check, metrics for Prometheus, and the page."""
+"""The service over HTTP: the calls under /v1, a health check, figures for Prometheus, and the page."""
 
 from functools import partial
 from importlib.metadata import version
@@ -60,7 +60,7 @@ def _add_calls(app: FastAPI, service: Service) -> None:
     async def healthz() -> dict[str, str]:
         return {"status": "ok"}
 
-    @app.get("/metrics", summary="Metrics for Prometheus", response_class=Response)
+    @app.get("/metrics", summary="Figures for Prometheus", response_class=Response)
     async def metrics() -> Response:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 

@@ -1,4 +1,4 @@
-"""The server, and what surrounds the application: checks of host, origin and token, limits of requests, metrics."""
+"""The server, and what is around the application: checks of host, origin and token, limits of requests, and figures."""
 
 import asyncio
 import errno
@@ -36,12 +36,12 @@ HEADERS = {
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)  # bounds of the buckets of a histogram
 SENTENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # bounds of the buckets of the histogram of batch sizes
 OPEN_PATHS = {"/", "/healthz"}  # paths that need no token; the page asks its user for the token
-CLIENT_LEFT = 499  # nginx's status for a client that left before the answer; only in metrics and log
+CLIENT_LEFT = 499  # nginx's status for a client that left before the answer; only in figures and log
 BACKLOG = 2048  # connections that may wait to be accepted
 
 
 class Metrics:
-    """The metrics of one service, in the format of Prometheus."""
+    """The figures of one service, in the format of Prometheus."""
 
     def __init__(self, waiting: Callable[[], int]) -> None:
         """waiting: a function that returns the number of sentences in the queue."""
@@ -64,7 +64,7 @@ class Metrics:
         self.batch_seconds.observe(seconds)
 
     def text(self) -> bytes:
-        """Format all metrics in the text format of Prometheus."""
+        """Format all figures in the text format of Prometheus."""
         return generate_latest(self.registry)
 
 
@@ -85,7 +85,7 @@ class Guard:
     def __init__(
         self, app: ASGIApp, rules: Rules, metrics: Metrics, paths: frozenset[str], log_requests: bool = False
     ) -> None:
-        """paths: the paths that have metrics of their own; all other paths are counted together. log_requests: log the
+        """paths: the paths that have figures of their own; all other paths are counted together. log_requests: log the
         method, path, status and duration of each request, but not its body."""
         self.app, self.rules, self.metrics, self.paths, self.log_requests = app, rules, metrics, paths, log_requests
 
@@ -169,7 +169,7 @@ class Guard:
         async def receive_body() -> Message:
             nonlocal delivered
             if delivered:
-                await asyncio.Event().wait()  # forever: only `departure` receives further messages
+                await asyncio.Event().wait()  # wait forever; only `departure` receives further messages
             delivered = True
             return {"type": "http.request", "body": body, "more_body": False}
 
@@ -223,8 +223,8 @@ def address(listening: socket.socket) -> str:
 
 
 class Connection(H11Protocol):
-    """A connection that is cut if its client sends no request, or does not read the answer. uvicorn itself would wait
-    forever."""
+    """A connection that is cut if its client keeps it waiting: for a request, or for the client to read the answer.
+    uvicorn itself waits for both forever."""
 
     def __init__(self, seconds: float, **of_uvicorn: Any) -> None:  # noqa: ANN401
         """seconds: the time between two checks. A client that takes twice as long is always too late."""

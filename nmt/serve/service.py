@@ -1,4 +1,4 @@
-"""Checks and answers requests, whose sentences wait in one queue and are translated in batches."""
+"""Checks and answers requests. Their sentences wait in one queue, from which they are taken in batches."""
 
 import asyncio
 import threading
@@ -123,7 +123,7 @@ class Batcher:
                 self._running -= len(batch)
             rate = len(batch) / max(seconds, 1e-6) * self.settings.workers
             self._rate = 0.8 * self._rate + 0.2 * rate if self._rate else rate
-            # Observe the batch before its results are set: a client with an answer may ask for the metrics at once.
+            # Observe the batch before its results are set: a client with an answer may ask for the figures at once.
             self._observe(len(batch), seconds)
             for job, outcome in zip(running, outcomes, strict=True):
                 if isinstance(outcome, Exception):
@@ -158,7 +158,7 @@ class Batcher:
 
 
 class Service:
-    """The models, the queue of their sentences, and the metrics of the service."""
+    """The models, the queue of their sentences, and the figures of the service."""
 
     def __init__(self, models: Mapping[str, ServedModel], queue: QueueSettings, max_texts: int) -> None:
         """max_texts: the largest number of texts in one request."""
