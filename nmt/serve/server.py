@@ -131,7 +131,7 @@ class Guard:
         # Against DNS rebinding: if the host name of another site points at this machine, browsers let the pages of that
         # site use the service.
         if rules.hosts is not None and _hostname(host) not in rules.hosts:
-            raise HTTPException(400, f"Host: {host[:100]!r} is not a name of this service; see its option hosts")
+            raise HTTPException(400, f"this service is not called {host[:100]!r}")
         origin = headers.get("origin")  # the text "null" if the page hides its origin
         if origin is not None and origin.partition("://")[2] != host:
             raise HTTPException(403, "a page of another site may not use this service")
