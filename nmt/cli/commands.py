@@ -111,7 +111,6 @@ def evaluate(
                 config.checkpoint,
                 progress=bar.update,
                 output=output,
-                faithfulness_sentences=config.faithfulness_sentences if config.faithfulness else 0,
                 on_result=result.update,
             )
         except OSError as error:

@@ -20,7 +20,6 @@ from nmt.config.errors import UserError, counted, printable, user_path
 from nmt.config.schema.commands import PATH_KEYS
 from nmt.evaluate import significance
 from nmt.evaluate.metrics import METRICS, Counts, check_known, corpus_score, score_by_length, sign_of, signatures
-from nmt.explain.faithfulness import run_figures, system_figures
 from nmt.system.files import read_lines
 from nmt.system.text_table import short
 from nmt.translate.similarity import Floats
@@ -160,7 +159,7 @@ class Field:
                 **{f"{metric}_p_randomisation": randomisation.get(metric) for metric in others},
                 "baseline_run": None if base is None else base.name,
             }
-            rows.append(row | run_figures(entry.explained))
+            rows.append(row)
         return rows
 
     def uncertainty(self, system: System) -> dict[str, Any]:
@@ -381,7 +380,7 @@ def _system_row(system: System, field: Field, held_out: HeldOut, budget: Mapping
     for point in curve:
         seconds = None if update_seconds is None else point.updates * update_seconds
         row["curve"].append(_all_rounded({**point._asdict(), "seconds": seconds}))
-    return row | system_figures([entry.explained for entry in entries])
+    return row
 
 
 def _by_length(entries: Sequence[Entry], field: Field, sources: Sequence[str], parts: int) -> list[Comparison]:

@@ -130,4 +130,4 @@ def test_alignments_of_translations_and_references_are_written(run: RunDirectory
     for line, source, translation in zip(links, sources, found.hypotheses, strict=True):
         for i, j in parse_pharaoh(line)[0]:
             assert i < len(source.split())
-            assert j < len(translation.split())
+            assert j < len(translation.split(" "))  # an untrained model may write two spaces

@@ -160,16 +160,7 @@ class EvaluateConfig(SavedRunCommand):
     metrics: Metrics | None
     tokenize: Name | None
     lowercase: bool | None
-    faithfulness: bool
-    faithfulness_sentences: Count
     output: PathName | None
-
-    conflicts = (
-        Conflict(
-            "faithfulness=true needs one model, whose gradients it measures, but run; name one run, not an ensemble",
-            lambda config: len(config.run) > 1,
-        ),
-    )
 
 
 class TranslateConfig(SavedRunCommand):
