@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 MAX_NAME = 150  # characters of the settings in a file's name
 TOKEN = "NMT_SERVE_TOKEN"
-SERVE_PACKAGES = ("fastapi", "prometheus_client", "uvicorn")
+SERVE_PACKAGES = ("fastapi", "uvicorn")
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 

@@ -32,8 +32,6 @@ TESTS = ("difference", "difference_ci", "p", "p_raw", "p_stratified", "freedom",
 log = logging.getLogger(__name__)
 
 Comparison = dict[str, Any]
-
-
 FIRST_RUNS = ("training.start_from", "objective.teachers")  # keys that name the runs a run starts or learns from
 
 

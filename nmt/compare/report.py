@@ -127,12 +127,9 @@ def _text_table(comparison: Comparison, key: str, shown: Sequence[Column], rende
     for row in comparison[key]:
         cells = {column.key: columns.cell(row, column, metric) for column in shown if column.key in joined}
         rows.append({**row, **{name: str(cell) for name, cell in cells.items() if cell is not None}})
-    shows: dict[str, Callable[[Any], str]] = {**dict.fromkeys(joined, str), "p": _starred}
+    shows: dict[str, Callable[[Any], str]] = dict.fromkeys(joined, str)
+    shows["p"] = lambda p: f"{columns.p_value(p)}{'*' * (p < SIGNIFICANT)}"
     return render(rows, [Column(column.key, column.heading, shows.get(column.key, column.show)) for column in shown])
-
-
-def _starred(p: float) -> str:
-    return f"{columns.p_value(p)}{'*' * (p < SIGNIFICANT)}"
 
 
 def _csv(comparison: Comparison, key: str) -> str:
