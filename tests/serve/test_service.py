@@ -261,22 +261,15 @@ def test_wrong_requests_are_one_clear_line(client: TestClient, request_: dict[st
     assert refused(client, 400, **request_).startswith(message)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [b"", b"{", b"[]", b"\xff\xfe", b"[" * 50_000, b'{"text": ' + b"9" * 5000 + b"}", b'{"text": "\xff"}'],
-)
-def test_bodies_that_are_no_json_object_are_refused(client: TestClient, body: bytes) -> None:
+NUMBERS = ["1" * 5000, "1e999", "-0.0", "NaN", "Infinity"]
+NO_OBJECTS = [b"", b"{", b"[]", b"\xff\xfe", b"[" * 50_000, b'{"text": ' + b"9" * 5000 + b"}", b'{"text": "\xff"}']
+
+
+@pytest.mark.parametrize("body", [*NO_OBJECTS, *(f'{{"text": "a", "nbest": {n}}}'.encode() for n in NUMBERS)])
+def test_bodies_that_are_no_request_are_refused(client: TestClient, body: bytes) -> None:
     for kind in ("application/json", "text/plain"):
         answer = client.post("/v1/translate", content=body, headers={"content-type": kind})
-        assert answer.status_code == 400, answer.text
-        assert "JSON" in answer.json()["error"] or "body" in answer.json()["error"]
-
-
-@pytest.mark.parametrize("number", ["1" * 5000, "1e999", "-0.0", "NaN", "Infinity"])
-def test_numbers_that_count_nothing_are_refused(client: TestClient, number: str) -> None:
-    body = f'{{"text": "a", "nbest": {number}}}'.encode()
-    answer = client.post("/v1/translate", content=body, headers={"content-type": "application/json"})
-    assert (answer.status_code, list(answer.json())) == (400, ["error"])
+        assert (answer.status_code, list(answer.json())) == (400, ["error"])
 
 
 def test_what_is_too_large_is_refused(client: TestClient, translator: Translator) -> None:
@@ -348,7 +341,7 @@ def test_a_request_that_fails_gives_up_its_other_texts(monkeypatch: pytest.Monke
     assert len(tried) < 20
 
 
-def test_paths_and_methods_that_do_not_exist(client: TestClient) -> None:
+def test_paths_that_exist_and_others(client: TestClient) -> None:
     assert client.get("/v1/other").status_code == 404
     answer = client.get("/v1/translate")
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
@@ -356,14 +349,10 @@ def test_paths_and_methods_that_do_not_exist(client: TestClient) -> None:
     assert client.get("/docs").status_code == 404
     health = client.head("/healthz")
     assert (health.status_code, health.content) == (200, b"")
-
-
-def test_headers_and_page(client: TestClient) -> None:
-    answer = client.get("/")
-    assert answer.status_code == 200
-    assert "<html" in answer.text
-    assert "default-src 'none'" in answer.headers["content-security-policy"]
-    assert answer.headers["x-content-type-options"] == "nosniff"
+    page = client.get("/")
+    assert "<html" in page.text
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert page.headers["x-content-type-options"] == "nosniff"
 
 
 def test_the_openapi_document_describes_every_call(client: TestClient) -> None:
