@@ -81,7 +81,7 @@ TRAIN = {
     "tokenizer=char tokenizer.sampling=0.1": "tokenizer: sampling=0.1 needs .*kind=char; use kind=bpe or unigram",
 }
 OTHERS = {
-    "export run=[a,b] output=c": "run=.* needs to be one model, .*; export each run, and translate with all archives",
+    "export run=[a,b] output=c": "run=.* needs to be one model, .*; export each, and use all archives",
     "translate run=a references=b nbest=2": "nbest=2 needs a search, .*references=b; leave out nbest",
     **{
         f"translate run=a references=b {key}=c": f"{key}=c needs a search, .*references=b; leave out {key}"

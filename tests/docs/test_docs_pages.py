@@ -17,7 +17,7 @@ import write_pages
 KEY = re.compile(r"^([a-z_]+(?:[./][a-z_0-9]+)*)(@[a-z_.]+)?=")
 GROUPS = {group for groups in write_pages.GROUPS.values() for group in groups}
 OF_HYDRA = {"hydra.run.dir", "hydra.sweep.dir", "hydra.searchpath"}
-OF_HYDRA |= {"hydra.launcher.n_jobs", "hydra.sweeper.n_jobs", "hydra.sweeper.n_trials"}
+OF_HYDRA |= {f"hydra.sweeper.{key}" for key in ("n_jobs", "n_trials", "pruner", "startup_trials")}
 SECTIONS = ("attention", "data", "decoder", "embedding", "encoder", "evaluation", "objective", "optimizer", "schedule")
 SECTIONS += ("search", "tokenizer", "training", "validation")
 
@@ -39,9 +39,11 @@ def words(code: str) -> list[str]:
         return code.split()
 
 
-def test_the_readme_lists_all_targets_of_make() -> None:
+def test_contributing_lists_all_targets_of_make() -> None:
     targets = re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.M)
-    table = "\n".join(line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| `make "))
+    table = "\n".join(
+        line for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines() if line.startswith("| `make ")
+    )
     assert {*re.findall(r"`make ([a-z-]+)`", table), "help"} == {*targets}
 
 
@@ -100,7 +102,7 @@ def test_every_preset_has_a_page(name: str) -> None:
     assert f"](images/{name}.png)" in text
     assert "arxiv.org/abs/" in text or "openreview.net/forum" in text
     assert any(f"attention={name}" in line.split() for block in blocks(page) for line in block.lines)
-    assert re.findall(r"^<!-- (\w+) -->$", text, re.M) == ["parts", "end", "figures", "end", "board", "end"]
+    assert re.findall(r"^<!-- (\w+) -->$", text, re.M) == ["figures", "end"]
     assert text.count("**Differs from the paper in:** ") == 1
     assert f"attention/{name}.md" in (ROOT / "mkdocs.yml").read_text()
 
@@ -117,8 +119,7 @@ def test_a_preset_without_page_or_figures_is_named(tmp_path: Path) -> None:
     (tmp_path / "configs" / "attention" / "new.yaml").touch()
     with pytest.raises(SystemExit, match=r"^docs/attention/new\.md: is missing; each preset has a page"):
         write_pages.preset_pages(tmp_path)
-    assert "do not contain this preset" in write_pages.preset_figures(ROOT, "new")
-    assert "no finished run of this preset" in write_pages.board_row(ROOT, "new")
+    assert write_pages.preset_figures(ROOT, "new") == "**Figures:** none yet."
 
 
 def test_the_number_of_presets_is_said() -> None:
