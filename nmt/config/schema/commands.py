@@ -161,6 +161,7 @@ class EvaluateConfig(SavedRunCommand):
     lowercase: bool | None
     output: PathName | None
 
+
 CONTROLS = ("constraints", "glossary", "forbidden", "prefix")  # keys that name files which control a search
 
 
