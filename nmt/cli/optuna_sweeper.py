@@ -1,7 +1,7 @@
 """A sweeper that searches: Optuna (Akiba et al. 2019) proposes each trial from earlier results, and prunes trials.
 
-Hydra's own Optuna plugin is limited to Optuna 2, cannot resume a search and cannot prune. If a search is killed while it
-writes the journal, Optuna's lock is released half a minute after the next search has begun.
+Hydra's own Optuna plugin is limited to Optuna 2, cannot resume a search and cannot prune. Where a search was killed
+while it wrote the journal, the next one waits half a minute for Optuna's lock.
 """
 
 import logging
