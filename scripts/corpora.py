@@ -339,8 +339,8 @@ def table(comparison: Json) -> str:
         significant = sum(pair["p"] < SIGNIFICANT for pair in pairs)
         parts.append(
             f"Friedman test: chi-squared {test['chi2']:.2f}, F {test['f']:.2f}, p {p_value(test['p'])}. Nemenyi's "
-            f"critical difference of average ranks is {test['critical_difference']:.2f}. By Wilcoxon's signed-rank test with "
-            f"Holm's correction, {significant} of {len(pairs)} pairs differ significantly."
+            f"critical difference of average ranks is {test['critical_difference']:.2f}. By Wilcoxon's signed-rank "
+            f"test with Holm's correction, {significant} of {len(pairs)} pairs differ significantly."
         )
     if comparison["left_out"]:
         parts.append(f"Left out, for lack of runs: {', '.join(f'`{name}`' for name in comparison['left_out'])}.")
