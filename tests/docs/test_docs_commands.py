@@ -89,7 +89,7 @@ def shortened(command: str) -> str:
     for pattern, fewer in ((r"--nproc-per-node=\d+", "--nproc-per-node=2"), (r"--nnodes=\S+", "--nnodes=1")):
         launcher = re.sub(pattern, fewer, launcher)
     arguments = re.sub(r"processes=\d+", "processes=2", arguments)
-    arguments = re.sub(r"(attention=none,luong_dot),bahdanau\S*(.*) seed=1,2", r"\1\2 seed=1", arguments)
+    arguments = re.sub(r"(attention=\w+,\w+),bahdanau\S*(.*) seed=1,2(,3)?", r"\1\2 seed=1", arguments)
     small = dict(word.split("=", 1) for word in TRAINED)
     if re.search(r"data=(files|multilingual)", arguments):
         small = {key: value for key, value in small.items() if not key.startswith("data.")}
