@@ -18,6 +18,7 @@ from nmt.config.schema import data as schema
 from nmt.data import text as reading
 from nmt.data.tokenizer import LONE_SURROGATES
 from nmt.data.word_alignment import parse_pharaoh, words_of_line
+from nmt.system.files import walk
 
 CHUNK_PAIRS = 10_000
 CHUNK_CHARACTERS = 5_000_000  # a chunk with more characters is complete; text files count bytes instead
@@ -230,7 +231,7 @@ def _text_file(prefix: Path, suffix: str) -> Path:
 
 
 def _files_below(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
+    return sorted(path for parent, names in walk(folder) for name in names if (path := parent / name).is_file())
 
 
 def _exists(prefix: Path, suffix: str) -> bool:

@@ -194,9 +194,9 @@ class Overlap:
 
 
 def tokenizer_lines(train: RawSplit, tokenizer: schema.TokenizerConfig) -> list[Iterator[str]]:
-    """Draw the lines that the tokenizers are trained on: at most `max_train_lines` for each tokenizer. For a joint
-    tokenizer, this limits the lines of both sides together. Returns the drawn sources and the drawn targets, read when
-    they are needed, in the order of the corpus."""
+    """Draw the lines that the tokenizers are trained on: at most `max_train_lines` for each tokenizer. If both
+    languages share it, this limits the lines of both sides together. Returns the drawn sources and the drawn targets,
+    read when they are needed, in the order of the corpus."""
     if isinstance(tokenizer, schema.FileTokenizer):
         return [iter(()), iter(())]
     rng, pairs = np.random.default_rng(SAMPLE_SEED), len(train)
@@ -206,7 +206,8 @@ def tokenizer_lines(train: RawSplit, tokenizer: schema.TokenizerConfig) -> list[
         chosen[rng.choice(lines, min(lines, tokenizer.max_train_lines), replace=False, shuffle=False)] = True
         return chosen
 
-    chosen = draw(2 * pairs).reshape(2, pairs) if tokenizer.joint else [draw(pairs), draw(pairs)]
+    separate = isinstance(tokenizer, schema.SidesTokenizer)
+    chosen = [draw(pairs), draw(pairs)] if separate else draw(2 * pairs).reshape(2, pairs)
     return [_read_lines(train.chunks, side, mask) for side, mask in enumerate(chosen)]
 
 

@@ -33,7 +33,7 @@ _NOT_IN_FINGERPRINT: Any = {
     "corpora": {"__all__": {"train", "validation", "test"}},
 }
 _TOKENIZER_NOT_IN_FINGERPRINT: Any = {
-    **dict.fromkeys(("sampling", "sampling_sides", "source_model", "target_model"), True),
+    **dict.fromkeys(("sampling", "source_model", "target_model"), True),
     "source": {"sampling"},
     "target": {"sampling"},
 }

@@ -106,10 +106,13 @@ def test_sampling_draws_anew_each_epoch_and_the_same_for_a_seed(prepared: Prepar
 
 
 def test_one_side_alone_is_sampled(prepared: Prepared) -> None:
-    tokenizer = validated(TrainConfig, values_of("train", [*TINY, "tokenizer.sampling=0.3"])).tokenizer
-    for sides, of_source, of_target in (("source", True, False), ("target", False, True), ("both", True, True)):
-        sampling = tokenizer.model_copy(update={"sampling_sides": sides}).sampling_by_side
-        found = batches(prepared, sampling=sampling)
+    for overrides, of_source, of_target in (
+        (["tokenizer=sides", "tokenizer.source.sampling=0.3"], True, False),
+        (["tokenizer=sides", "tokenizer.target.sampling=0.3"], False, True),
+        (["tokenizer.sampling=0.3"], True, True),
+    ):
+        tokenizer = validated(TrainConfig, values_of("train", overrides)).tokenizer
+        found = batches(prepared, sampling=tokenizer.sampling_by_side)
         (drawn,), (plain,) = (some.load(found.epoch(0)[0], 0) for some in (found, batches(prepared)))
         assert torch.equal(drawn.source, plain.source) != of_source
         assert torch.equal(drawn.target_out, plain.target_out) != of_target

@@ -246,9 +246,13 @@ def test_a_hub_corpus_is_loaded_by_its_splits_and_columns(monkeypatch: pytest.Mo
 
 
 def test_the_files_of_a_folder_named_as_id_determine_its_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders behind links belong to it, too."""
     monkeypatch.chdir(tmp_path)
-    Path("o/n").mkdir(parents=True)
-    table = Path("o/n/train.jsonl")
+    for folder in ("o/n", "shards"):
+        Path(folder).mkdir(parents=True)
+    Path("o/n/data").symlink_to("../../shards")
+    Path("shards/loop").symlink_to("..")
+    table = Path("o/n/data/train.jsonl")
     table.write_text('{"de": "a", "en": "b"}\n')
     values = values_of("train", ["data=hub", "data.id=o/n", "data.source_lang=de", "data.target_lang=en"])
     config = TypeAdapter(schema.Data).validate_python(values["data"])

@@ -46,7 +46,8 @@ def config(corpus: Path, *overrides: str) -> TrainConfig:
     """Compose the configuration, and insert the folder afterwards, so that the composed values can be cached."""
     files = ["data.train=FOLDER/train", "data.validation=FOLDER/valid", "data.cache_dir=FOLDER/cache"]
     options = [option.replace(str(corpus), "FOLDER") for option in overrides]
-    values = values_of("train", ["data=files", *files, "tokenizer.vocab_size=80", *options])
+    size = [] if "tokenizer=sides" in overrides else ["tokenizer.vocab_size=80"]
+    values = values_of("train", ["data=files", *files, *size, *options])
     return validated(TrainConfig, json.loads(json.dumps(values).replace("FOLDER", str(corpus))))
 
 
@@ -164,13 +165,13 @@ def test_an_existing_tokenizer_decides_by_its_model(corpus: Path) -> None:
     """The content of the model file changes the fingerprint; its kind allows sampled segmentations or not."""
     model, data = corpus / "t.model", config(corpus).data
     values = {"kind": "file", "source_model": str(model), "target_model": None, "lowercase": False}
-    off, on = (FileTokenizer.model_validate({**values, "sampling_sides": "both", "sampling": s}) for s in (0.0, 0.1))
+    off, on = (FileTokenizer.model_validate({**values, "sampling": s}) for s in (0.0, 0.1))
     prepared = []
     for kind in ("bpe", "char"):
         shutil.copyfile(make(corpus, f"tokenizer.kind={kind}").directory / "tokenizer.model", model)
         prepared.append(prepare(data, off))
     assert prepared[0].fingerprint != prepared[1].fingerprint
-    with pytest.raises(UserError, match=r"tokenizer\.sampling=0\.1: .*\.model is not a bpe or unigram model"):
+    with pytest.raises(UserError, match=r"tokenizer\.sampling=0\.1: .*\.model is not a bpe model"):
         prepare(data, on)  # an error even though the corpus is already prepared
     assert prepare(data, off).directory == prepared[1].directory
 
@@ -274,17 +275,19 @@ def chunked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 SMALL = ("tokenizer.vocab_size=150", "data.max_length=40")
-SEPARATE = ("tokenizer.joint=false", "embedding.tie_source_target=false", "tokenizer.max_train_lines=100")
+SIDES = ("tokenizer=sides", "tokenizer.source.vocab_size=150", "tokenizer.target.vocab_size=100", "data.max_length=40")
 
 
-@pytest.mark.parametrize("options", [(), pytest.param(SEPARATE, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "options", [SMALL, pytest.param((*SIDES, "tokenizer.max_train_lines=100"), marks=pytest.mark.slow)]
+)
 def test_neither_workers_nor_chunks_change_a_file(
     options: tuple[str, ...], chunked: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = []
     for workers, chunk in (("1", 50), ("2", 50), ("1", 10_000)):
         monkeypatch.setattr(corpus_module, "CHUNK_PAIRS", chunk)
-        directory = make(chunked, f"data.workers={workers}", *SMALL, *options).directory
+        directory = make(chunked, f"data.workers={workers}", *options).directory
         whole.append(content(directory))
         shutil.rmtree(directory)
     assert whole[0] == whole[1] == whole[2]
@@ -299,8 +302,8 @@ def test_errors_in_a_later_chunk_name_the_line(chunked: Path) -> None:
     assert in_cache(chunked) == set()
 
 
-@pytest.mark.parametrize("joint", [True, False])
-def test_tokenizers_are_trained_on_a_fair_sample_of_lines(joint: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("tokenizer", "total"), [("bpe", 100), ("sides", 200)])
+def test_tokenizers_are_trained_on_a_fair_sample_of_lines(tokenizer: str, total: int, tmp_path: Path) -> None:
     raw = passes.RawSplit()
     with (tmp_path / "raw").open("wb") as file:
         for start in range(0, 400, 50):
@@ -309,14 +312,14 @@ def test_tokenizers_are_trained_on_a_fair_sample_of_lines(joint: bool, tmp_path:
             file.write(rows)
 
     def sample(lines: int) -> list[list[str]]:
-        settings = config(tmp_path, f"tokenizer.joint={joint}", "embedding.tie_source_target=false")
-        tokenizer = settings.tokenizer.model_copy(update={"max_train_lines": lines})
-        return [list(lines) for lines in passes.tokenizer_lines(raw, tokenizer)]
+        settings = validated(TrainConfig, values_of("train", [f"tokenizer={tokenizer}"])).tokenizer
+        limited = settings.model_copy(update={"max_train_lines": lines})
+        return [list(lines) for lines in passes.tokenizer_lines(raw, limited)]
 
     assert sample(1000) == sample(800) == [[f"{side}{i}" for i in range(400)] for side in "st"]
     drawn = sample(100)
     numbers = [[int(line[1:]) for line in side] for side in drawn]
-    assert sum(map(len, drawn)) == (100 if joint else 200)
+    assert sum(map(len, drawn)) == total
     assert numbers == [sorted({*side}) for side in numbers]
     assert numbers[0] != numbers[1]
     assert all(0.3 < sum(number < 200 for number in side) / len(side) < 0.7 for side in numbers)

@@ -29,14 +29,12 @@ ENGLISH, FRENCH, _ = (list(side) for side in zip(*DemoPairs(2, 300), strict=True
 VALUES: dict[str, Any] = {
     "kind": "bpe",
     "vocab_size": 400,
-    "joint": True,
     "byte_fallback": False,
     "normalization": "nfc",
     "character_coverage": 1.0,
     "split_punctuation": True,
     "lowercase": False,
     "sampling": 0.0,
-    "sampling_sides": "both",
     "max_train_lines": 1000,
 }
 
@@ -47,16 +45,16 @@ def train(**changes: Any) -> Tokenizers:  # noqa: ANN401
 
 
 @pytest.fixture(scope="module")
-def joint() -> Tokenizers:
+def shared() -> Tokenizers:
     return train()
 
 
-def test_text_comes_back_and_ends_once(joint: Tokenizers) -> None:
-    for tokenizer, lines in ((joint.source, ENGLISH[:50]), (joint.target, FRENCH[:50])):
+def test_text_comes_back_and_ends_once(shared: Tokenizers) -> None:
+    for tokenizer, lines in ((shared.source, ENGLISH[:50]), (shared.target, FRENCH[:50])):
         encoded = tokenizer.encode(lines)
         assert [tokenizer.decode(ids) for ids in encoded] == lines
         assert all(ids[-1] == EOS and EOS not in ids[:-1] and BOS not in ids for ids in encoded)
-    assert joint.source.encode([""]) == [[EOS]]
+    assert shared.source.encode([""]) == [[EOS]]
 
 
 def test_punctuation_is_split_off_unless_text_is_split_already() -> None:
@@ -120,9 +118,9 @@ def test_bytes_spell_any_text(byte_tokenizers: dict[tuple[str, str], Tokenizer],
 
 @given(text=TEXT)
 @settings(max_examples=60, deadline=None)
-def test_what_is_unknown_breaks_nothing_else(joint: Tokenizers, text: str) -> None:
+def test_what_is_unknown_breaks_nothing_else(shared: Tokenizers, text: str) -> None:
     """Without byte fallback, unknown text still gives ids in range, one </s>, one line of text, one piece per id."""
-    tokenizer = joint.source
+    tokenizer = shared.source
     (ids,) = tokenizer.encode([text])
     assert ids[-1] == EOS
     assert not {PAD, BOS, EOS} & set(ids[:-1])
@@ -134,9 +132,9 @@ def test_what_is_unknown_breaks_nothing_else(joint: Tokenizers, text: str) -> No
 
 @given(text=TEXT, seed=st.integers(0, 1000))
 @settings(max_examples=60, deadline=None)
-def test_pieces_of_a_sampled_segmentation_spell_the_line_too(joint: Tokenizers, text: str, seed: int) -> None:
+def test_pieces_of_a_sampled_segmentation_spell_the_line_too(shared: Tokenizers, text: str, seed: int) -> None:
     """This includes unknown words, so that all pieces belong to the same words as without sampling."""
-    tokenizer = joint.source
+    tokenizer = shared.source
     line = f"the dog {text} sees"
     (surfaces,), (ids,) = tokenizer.surfaces([line]), tokenizer.sample([line], 0.3, [seed])
     sampled = tokenizer.surfaces_of(line, ids)
@@ -191,13 +189,6 @@ def test_other_kinds(kind: str) -> None:
         assert all(len(piece) == 1 for piece in pieces[:-1])
     if kind == "word":
         assert len(pieces) == len(FRENCH[0].split()) + 1
-
-
-def test_separate_vocabularies_know_one_side_each() -> None:
-    tokenizers = train(joint=False, vocab_size=250)
-    assert tokenizers.source is not tokenizers.target
-    assert tokenizers.source.encode(["à"])[0].count(UNK) == 1
-    assert UNK not in tokenizers.target.encode(["à"])[0]
 
 
 SPELLINGS = ["가감", "Straße", "tchaá"]
@@ -281,16 +272,15 @@ def test_text_that_trains_no_tokenizer_is_refused(line: str) -> None:
         make_tokenizers(config, [line], [line])
 
 
-def test_saved_models_come_back(joint: Tokenizers, tmp_path: Path) -> None:
-    joint.save(tmp_path)
+def test_saved_models_come_back(shared: Tokenizers, tmp_path: Path) -> None:
+    shared.save(tmp_path)
     loaded = Tokenizers.load(tmp_path, lowercase=False)
     assert loaded.source is loaded.target
-    assert loaded.source.encode(ENGLISH[:5]) == joint.source.encode(ENGLISH[:5])
-    apart = tmp_path / "apart"
-    apart.mkdir()
-    train(joint=False, vocab_size=250).save(apart)
-    assert sorted(path.name for path in apart.iterdir()) == ["source.model", "target.model"]
-    assert Tokenizers.load(apart, lowercase=False).target.encode(["à"])[0][-1] == EOS
+    assert loaded.source.encode(ENGLISH[:5]) == shared.source.encode(ENGLISH[:5])
+    Tokenizers(shared.source, train(kind="char").target).save(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["source.model", "target.model"]
+    loaded = Tokenizers.load(tmp_path, lowercase=False)
+    assert (loaded.source.vocab_size, loaded.target.pieces([40])) == (400, train(kind="char").target.pieces([40]))
 
 
 @pytest.fixture
@@ -311,7 +301,7 @@ def foreign(tmp_path: Path) -> Callable[..., Path]:
 
 def existing(source: Path, target: Path | None = None, **sampling: Any) -> Tokenizers:  # noqa: ANN401
     models = {"source_model": str(source), "target_model": target and str(target)}
-    values = {"kind": "file", "lowercase": False, "sampling": 0.0, "sampling_sides": "both"}
+    values = {"kind": "file", "lowercase": False, "sampling": 0.0}
     config = schema.FileTokenizer.model_validate({**values, **models, **sampling})
     return make_tokenizers(config, (), ())
 
@@ -344,12 +334,11 @@ def test_the_names_of_special_pieces_change_nothing(foreign: Callable[..., Path]
     assert plain.pieces([plain.unk, plain.eos, plain.pad]) == ["<unk>", "</s>", "<pad>"]
 
 
-def test_only_the_sides_that_are_sampled_need_a_model_that_can(foreign: Callable[..., Path], tmp_path: Path) -> None:
-    characters = foreign(model_type="char", hard_vocab_limit=False).rename(tmp_path / "characters.model")
-    assert existing(foreign(), characters, sampling=0.1, sampling_sides="source").source.can_sample()
-    for sides in ("target", "both"):
-        with pytest.raises(UserError, match=r"tokenizer\.sampling=0\.1: .*characters.model is not a bpe"):
-            existing(foreign(), characters, sampling=0.1, sampling_sides=sides)
+def test_models_that_are_sampled_have_merges(foreign: Callable[..., Path], tmp_path: Path) -> None:
+    merges = foreign(model_type="bpe").rename(tmp_path / "merges.model")
+    assert existing(merges, sampling=0.1).source.can_sample()
+    with pytest.raises(UserError, match=r"^tokenizer\.sampling=0\.1: .*foreign.model is not a bpe model"):
+        existing(merges, foreign(), sampling=0.1)
 
 
 def test_surfaces_show_unknown_pieces_as_they_are_written() -> None:
