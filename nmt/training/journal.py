@@ -46,6 +46,7 @@ class Journal:
         self._events: Any = None  # TensorBoard's writer, whose methods are untyped
         self._wandb: Wandb | None = None
         self._bar = tqdm(disable=True)
+        self._scores = ""  # metrics of the last validation, for the progress bar
 
     def begin(self, logged_step: int, validated: int, step: int, total_steps: int) -> None:
         """Open W&B, TensorBoard's file and the progress bar of a run that continues at `step`.
@@ -80,6 +81,7 @@ class Journal:
         self._record(step, epoch, "train", values)
         self._bar.set_postfix_str(
             f"loss {values['loss']:.3f}, ppl {values['perplexity']:.2f}, {values['tokens_per_second']:,.0f} tok/s"
+            f"{self._scores}"
         )
         # With a progress bar on the terminal, this line goes to the log file only.
         log.log(
@@ -99,6 +101,7 @@ class Journal:
     def validation(self, step: int, epoch: float, values: Mapping[str, float], best: bool) -> None:
         """Record loss, perplexity, the metrics, and statistics of the attention; log the scores."""
         self._record(step, epoch, "validation", values)
+        self._scores = f", {shown(values)}"
         log.info(
             "validation at step %d (epoch %.2f): loss %.3f  ppl %.2f  %s%s%s",
             step,
