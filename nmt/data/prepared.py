@@ -1,10 +1,11 @@
-"""The files of a prepared corpus, read as memory-mapped arrays."""
+"""The files of a prepared corpus: written chunk by chunk, read as memory-mapped arrays."""
 
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,3 +121,69 @@ def _mapped(path: Path, dtype: "np.dtype[Any]") -> Array:
     if path.stat().st_size == 0:  # an empty file cannot be mapped
         return np.zeros(0, dtype)
     return np.memmap(path, dtype, mode="r")
+
+
+# Writing
+
+
+class Sentences(NamedTuple):
+    """N encoded sentences of one language."""
+
+    ids: Array  # concatenated token ids of all sentences; each sentence ends with </s>
+    lengths: Array  # (N,) number of tokens of each sentence
+    text: bytes  # concatenated UTF-8 text of all sentences
+    sizes: Array  # (N,) number of bytes of each sentence
+    unknown: int  # number of unknown tokens
+
+
+class SideWriter:
+    """Writes the files of a `Side`, which grow chunk by chunk."""
+
+    def __init__(self, directory: Path, name: str, stack: ExitStack) -> None:
+        self._ids, self._text = (
+            stack.enter_context((directory / f"{name}.{kind}").open("wb")) for kind in ("ids", "txt")
+        )
+        self._offsets, self._lines = (
+            stack.enter_context(_OffsetsWriter(directory / f"{name}.{kind}.npy")) for kind in ("offsets", "lines")
+        )
+        self.tokens = self.longest = self.unknown = 0
+
+    def append(self, side: Sentences) -> None:
+        """Write the next sentences."""
+        self._ids.write(side.ids.tobytes())
+        self._text.write(side.text)
+        self._offsets.append(side.lengths)
+        self._lines.append(side.sizes)
+        self.tokens += len(side.ids)
+        self.longest = max(self.longest, int(side.lengths.max(initial=0)))
+        self.unknown += side.unknown
+
+
+class _OffsetsWriter:
+    """Writes an .npy file of offsets (N + 1,): the start of each of N sentences, and the end of the last sentence."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+        self._count = self._end = 0
+        self._write_header()
+        self._file.write(np.zeros(1, OFFSETS).tobytes())
+
+    def __enter__(self) -> "_OffsetsWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._file:
+            self._file.seek(0)
+            self._write_header()
+
+    def append(self, lengths: Array) -> None:
+        """Write the ends of the next sentences, which have these lengths."""
+        ends = self._end + np.cumsum(lengths, dtype=OFFSETS)
+        self._file.write(ends.tobytes())
+        self._count += len(ends)
+        self._end = int(ends[-1]) if len(ends) else self._end
+
+    def _write_header(self) -> None:
+        """Write NumPy's header at the current position. It has the same size for any number of sentences."""
+        header = {"descr": OFFSETS.str, "fortran_order": False, "shape": (self._count + 1,)}
+        np.lib.format.write_array_header_1_0(self._file, header)

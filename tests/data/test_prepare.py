@@ -20,7 +20,7 @@ from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.config.schema.data import FileTokenizer
 from nmt.data import corpus as corpus_module
-from nmt.data import passes
+from nmt.data import encoding, raw
 from nmt.data import prepare as module
 from nmt.data.prepare import fingerprint_of, prepare
 from nmt.data.prepared import Prepared
@@ -261,8 +261,8 @@ def test_of_several_at_a_time_one_prepares_and_the_others_wait(corpus: Path, mon
 def chunked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Write text of eight chunks, each with pairs to drop; worker processes start with the third chunk."""
     monkeypatch.setattr(corpus_module, "CHUNK_PAIRS", 50)
-    monkeypatch.setattr(passes, "READ_IN_MAIN", 2)
-    monkeypatch.setattr(passes, "ENCODE_IN_MAIN", 2)
+    monkeypatch.setattr(raw, "READ_IN_MAIN", 2)
+    monkeypatch.setattr(encoding, "ENCODE_IN_MAIN", 2)
     rng = random.Random(1)
     words = ["".join(rng.choices("abcdefghij", k=rng.randint(1, 6))) for _ in range(300)]
     for name, count in (("train", 400), ("valid", 120)):
@@ -304,17 +304,17 @@ def test_errors_in_a_later_chunk_name_the_line(chunked: Path) -> None:
 
 @pytest.mark.parametrize(("tokenizer", "total"), [("bpe", 100), ("sides", 200)])
 def test_tokenizers_are_trained_on_a_fair_sample_of_lines(tokenizer: str, total: int, tmp_path: Path) -> None:
-    raw = passes.RawSplit()
+    split = raw.RawSplit()
     with (tmp_path / "raw").open("wb") as file:
         for start in range(0, 400, 50):
             rows = "".join(f"s{i}\nt{i}\n\n" for i in range(start, start + 50)).encode()
-            raw.chunks.append(passes.RawChunk(tmp_path / "raw", file.tell(), len(rows), 50))
+            split.chunks.append(raw.RawChunk(tmp_path / "raw", file.tell(), len(rows), 50))
             file.write(rows)
 
     def sample(lines: int) -> list[list[str]]:
         settings = validated(TrainConfig, values_of("train", [f"tokenizer={tokenizer}"])).tokenizer
         limited = settings.model_copy(update={"max_train_lines": lines})
-        return [list(lines) for lines in passes.tokenizer_lines(raw, limited)]
+        return [list(lines) for lines in raw.tokenizer_lines(split, limited)]
 
     assert sample(1000) == sample(800) == [[f"{side}{i}" for i in range(400)] for side in "st"]
     drawn = sample(100)
