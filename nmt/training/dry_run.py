@@ -135,8 +135,7 @@ def peak_memory(device: torch.device) -> int:
     """Return the peak memory so far in bytes: the memory reserved by torch on a CUDA GPU, else that of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def cost_report(setup: Setup, costs: Costs, peak: int, ideal: float) -> list[str]:
@@ -146,7 +145,8 @@ def cost_report(setup: Setup, costs: Costs, peak: int, ideal: float) -> list[str
     """
     trainer, splits, config = setup.trainer, setup.corpus.splits, setup.job.config
     epoch, total = len(trainer.batches.epoch(0)), trainer.total_steps
-    validations = validations_of(config, epoch, total)
+    interval = config.validation.every * (1 if config.validation.unit == "steps" else epoch)
+    validations = math.ceil(total / interval) + (config.training.start_from is not None)
     validation = len(splits["validation"]) * costs.pair
     seconds = costs.preparation + total * costs.update + validations * validation
     seconds += sum(len(split) for split in setup.held_out) * costs.pair
@@ -163,16 +163,6 @@ def cost_report(setup: Setup, costs: Costs, peak: int, ideal: float) -> list[str
         f"epochs: {total / epoch:.3g}, validations: {validations}, and the final evaluation)",
         "dry run: found no errors, and leaves nothing behind",
     ]
-
-
-def validations_of(config: schema.TrainConfig, epoch: int, total: int) -> int:
-    """Count the validations of a run that patience does not end early.
-
-    epoch: number of updates per epoch; total: number of updates of the run.
-    """
-    training, validation = config.training, config.validation
-    interval = validation.every * (1 if validation.unit == "steps" else epoch)
-    return math.ceil(total / interval) + (training.start_from is not None)
 
 
 def duration(seconds: float) -> str:

@@ -12,9 +12,9 @@ from fitting import fitted, metrics
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.evaluate.metrics import METRICS, WITHOUT_TEXT
-from nmt.training import checkpoint
-from nmt.training.checkpoint import EarlyStopping
+from nmt.model.checkpoints import read_checkpoint
 from nmt.training.job import train
+from nmt.training.stopping import EarlyStopping
 
 Config = Callable[..., TrainConfig]
 HIGHER_IS_BETTER = {"bleu": True, "chrf": True, "ter": False, "wer": False, "loss": False, "aer": False}
@@ -49,9 +49,9 @@ def test_best_checkpoint_patience_and_plateau_follow_the_monitored_score(
         *RUN, f"validation.monitor={monitor}", "validation.patience=2", "training.max_steps=9", "training.log_every=99"
     )
     fitted(config, tmp_path / "run")
-    last = checkpoint.load(tmp_path / "run" / "checkpoints" / "last.pt")
+    last = read_checkpoint(tmp_path / "run" / "checkpoints" / "last.pt")
     assert (last["step"], last["stopping"]["best_step"]) == (4, 2)
-    assert checkpoint.load(tmp_path / "run" / "checkpoints" / "best.safetensors")["step"] == 2
+    assert read_checkpoint(tmp_path / "run" / "checkpoints" / "best.safetensors")["step"] == 2
     assert last["schedule"]["reduction"] < 1
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert manifest["training"][f"best_{monitor}"] == sign * 0.7
@@ -70,7 +70,7 @@ def test_monitored_scores_are_those_of_the_final_evaluation(
         # With one step, the last validation measures the best checkpoint.
         words = f"validation.monitor={monitor}", "evaluation.metrics=[bleu,chrf,mean]"
         assert train(train_config("training.max_steps=1", *words), tmp_path / monitor, []) == 0
-        runs[monitor] = checkpoint.load(tmp_path / monitor / "checkpoints" / "last.pt")["model"]
+        runs[monitor] = read_checkpoint(tmp_path / monitor / "checkpoints" / "last.pt")["model"]
         (line,) = validations(tmp_path / monitor)
         results = json.loads((tmp_path / monitor / "results.json").read_text())["validation"]
         assert results["signatures"].keys() == {"bleu", "chrf", "mean"}
