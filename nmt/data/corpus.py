@@ -271,8 +271,8 @@ def _cell(row: dict[str, Any], column: str, location: str) -> str:
         if not isinstance(value, dict) or part not in value:
             raise UserError(
                 f"{location}: no column '{column}' (there are: {format_value(', '.join(map(str, row)))}); set "
-                "data.source_column, data.target_column or data.alignments (a.b is column b within a), or "
-                f"{reading.NO_HEADER}"
+                "data.source_column, data.target_column or data.alignments (a.b is column b within a)"
+                f"{'' if '1' in row else f', or {reading.NO_HEADER}'}"
             )
         value = value[part]
     if value is None:

@@ -123,7 +123,7 @@ def _time_validation(setup: Setup) -> float:
     start = max(0, len(split) - PAIRS) // 2
     pairs = np.argsort(split.source.lengths, kind="stable")[start : start + PAIRS]  # around the median source length
     length = int(split.target.lengths_of(pairs).max())
-    lengths = {"min_length": length, "max_length": length}
+    lengths = {"min_length": length, "max_length": length, "max_ratio": length}
     translator.use_search(translator.settings.model_copy(update=lengths))
     setup.validator(pairs)  # not timed, because it also prepares the model for search
     began = time.perf_counter()

@@ -14,7 +14,6 @@ import pytest
 import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from nmt.config.errors import UserError
 from nmt.config.schema import data as schema
@@ -24,7 +23,6 @@ from nmt.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, Tokenizers, copy_u
 from nmt.data.word_alignment import words_of_pieces
 
 ENGLISH, FRENCH, _ = (list(side) for side in zip(*DemoPairs(2, 300), strict=True))
-
 
 VALUES: dict[str, Any] = {
     "kind": "bpe",
@@ -70,12 +68,14 @@ def test_punctuation_is_split_off_unless_text_is_split_already() -> None:
 
 
 KINDS = ["bpe", "unigram", "char", "word"]
+
 ODD = [
     *("<s>", "</s>", "<unk>", "<pad>", "<0x0A>", "\u2581", "|||", "\u2047", " \u2047 ", "the", "cat", "LE", "\ufb01"),
     *(" ", "  ", "\t", "\r", "\r\n", "\n", "\x0b", "\x0c", "\x1c", "\x85", "\xa0", "\u2028", "\u2029", "\u3000"),
     *("\0", "\x1b", "\x7f", "\xad", "\u200b", "\u200d", "\u202e", "\ufeff", "\ufffe", "\uffff", "\ue000", "\U0010ffff"),
     *("e\u0301", "\u0301", "\U0001f468\u200d\U0001f469", "\U0001f1e9\U0001f1ea", "\u05e9", "\u0e20\u0e32", "\u4ed6"),
 ]
+
 TEXT = st.lists(
     st.one_of(st.sampled_from(ODD), st.text(st.characters(exclude_categories=["Cs"]), max_size=6)), max_size=8
 ).map("".join)
@@ -192,7 +192,9 @@ def test_other_kinds(kind: str) -> None:
 
 
 SPELLINGS = ["가감", "Straße", "tchaá"]
+
 SOUNDS = ["k a̠ \u0261 a̠ m", "ʃ t ʁ a\u02d0 s ə", "tʃ ɐ̃ a\u02d0 d͡z"]
+
 SIDE = {key: VALUES[key] for key in schema.TokenizerSide.model_fields}
 
 
@@ -238,12 +240,6 @@ def test_pieces_are_in_the_unicode_form(form: str, pieces: list[str]) -> None:
     (shown,) = tokenizer.surfaces(["e\u0301 ﬁ\xa0½"])
     assert join(shown) == "".join(pieces).replace("▁", " ").strip()
     assert tokenizer.spell(shown) == (join(shown) if form == "none" else unicodedata.normalize("NFC", join(shown)))
-
-
-def test_a_foreign_model_keeps_its_own_rules(foreign: Callable[..., Path]) -> None:
-    tokenizer = Tokenizer.load(foreign(normalization_rule_name="nfkc"))
-    assert tokenizer.form == "none"
-    assert join(tokenizer.surfaces(["ﬁ"])[0]) == "fi"
 
 
 @pytest.mark.parametrize(
@@ -306,11 +302,13 @@ def existing(source: Path, target: Path | None = None, **sampling: Any) -> Token
     return make_tokenizers(config, (), ())
 
 
-def test_an_existing_model_brings_its_own_ids(foreign: Callable[..., Path]) -> None:
+def test_an_existing_model_brings_its_own_ids_and_rule(foreign: Callable[..., Path]) -> None:
     tokenizer = existing(foreign()).source
     assert (tokenizer.unk, tokenizer.bos, tokenizer.eos, tokenizer.pad, tokenizer.vocab_size) == (0, 1, 2, 200, 201)
     ids = tokenizer.encode([ENGLISH[0]])[0]
     assert tokenizer.decode([*ids, tokenizer.pad]) == ENGLISH[0]
+    assert tokenizer.form == "none"  # it keeps its own rule, NFKC
+    assert join(tokenizer.surfaces(["ﬁ"])[0]) == "fi"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -380,10 +378,6 @@ def _lowercasing(kind: str, rule: str) -> Tokenizer:
     return train(kind=kind, normalization=rule, lowercase=True, vocab_size=300).source
 
 
-def test_a_tokenizer_is_the_same_each_time() -> None:
-    assert train().source.model == train().source.model
-
-
 def test_what_is_no_usable_model_is_refused(foreign: Callable[..., Path], tmp_path: Path) -> None:
     for options, message in (
         ({"bos_id": -1}, "foreign.model: the SentencePiece model lacks <s> or </s>"),
@@ -409,39 +403,26 @@ def test_a_line_is_blank_if_it_shows_nothing() -> None:
 
 # Unknown words that are replaced by source words
 
-ZEBRA = ["▁the", "▁zebra", "▁sleeps", "</s>"]
+ZEBRA, OMEGA = "▁the ▁zebra ▁sleeps </s>", "▁the ▁ Ω </s>"
+LONE = [0.1, 0.5, 0.2, 0.2]  # the largest weight is on the lone "▁"
+EYE = np.eye(4).tolist()
 
 
 @pytest.mark.parametrize(
-    ("pieces", "rows", "text"),
+    ("pieces", "rows", "source", "text"),
     [
-        (["▁le", "<unk>", "▁dort", "</s>"], np.eye(4), "le zebra dort"),
-        (["<unk>"], np.array([[0.1, 0.2, 0.1, 0.6]]), "zebra"),  # </s> has the largest weight, but is never copied
-        (["▁le", "<unk>"], np.zeros((2, 4)), "le<unk>"),  # all weights are 0
-        (["<unk>"], np.eye(4)[[3]], "<unk>"),
+        ("▁le <unk> ▁dort </s>", EYE, ZEBRA, "le zebra dort"),
+        ("<unk>", [[0.1, 0.2, 0.1, 0.6]], ZEBRA, "zebra"),  # </s> has the largest weight, but is never copied
+        ("▁le <unk>", [[0.0] * 4] * 2, ZEBRA, "le<unk>"),
+        ("<unk>", EYE[3:], ZEBRA, "<unk>"),
+        ("▁caf <unk> </s>", np.eye(3).tolist(), "▁caf é </s>", "café"),  # inside a word, without a space
+        ("▁le <unk> </s>", [LONE] * 3, OMEGA, "le Ω"),  # a lone "▁" is copied with its piece
+        ("▁le ▁ <unk> </s>", [LONE] * 4, OMEGA, "le Ω"),
+        ("<unk> ▁dort </s>", [LONE] * 3, OMEGA, "Ω dort"),
     ],
 )
-def test_an_unknown_word_is_the_one_it_attends_to(pieces: list[str], rows: NDArray[np.float32], text: str) -> None:
-    assert join(copy_unknown(pieces, rows.astype(np.float32), ZEBRA)) == text
-
-
-def test_a_piece_inside_a_word_is_copied_without_a_space() -> None:
-    pieces = copy_unknown(["▁caf", "<unk>", "</s>"], np.eye(3, dtype=np.float32), ["▁caf", "é", "</s>"])
-    assert pieces == ["▁caf", "é", "</s>"]
-    assert join(pieces) == "café"
-
-
-@pytest.mark.parametrize(
-    ("pieces", "text"),
-    [
-        (["▁le", "<unk>", "</s>"], "le Ω"),
-        (["▁le", "▁", "<unk>", "</s>"], "le Ω"),  # one space
-        (["<unk>", "▁dort", "</s>"], "Ω dort"),
-    ],
-)
-def test_a_lone_word_start_is_copied_with_its_piece(pieces: list[str], text: str) -> None:
-    weights = np.tile(np.array([[0.1, 0.5, 0.2, 0.2]], dtype=np.float32), (len(pieces), 1))  # most on the lone "▁"
-    assert join(copy_unknown(pieces, weights, ["▁the", "▁", "Ω", "</s>"])) == text
+def test_an_unknown_word_is_the_one_it_attends_to(pieces: str, rows: list[list[float]], source: str, text: str) -> None:
+    assert join(copy_unknown(pieces.split(), np.array(rows, np.float32), source.split())) == text
 
 
 def test_lines_with_the_character_that_sentencepiece_reserves_are_trained_on() -> None:

@@ -85,6 +85,9 @@ CASES = [
     tsv(
         "TSV without a header", TSV.removeprefix(b"en\tfr\n"), "t.tsv, line 2: no column 'en' (there are: the number 0"
     ),
+    tsv("TSV after an empty line", b"\nen\tfr\na\tb\nc\n", "t.tsv, line 4: has 1 column, but line 2 has 2"),
+    tsv("TSV with CR for line ends", b"en\tfr\ra\tb\r", "t.tsv, line 1: has carriage returns within; convert the line"),
+    tsv("TSV with invalid UTF-8", TSV + b"\xff\tc\n", "t.tsv, line 62: not valid UTF-8"),
     tsv("TSV with lone CR, NUL and U+2028", TSV + "a\rb\0\u2028c\x85\td\n".encode(), kept(61)),
     tsv("CSV with an open quote", CSV + b'"a,b\nc,d\n', "t.csv, line 62: cannot be read as a table", "t.csv"),
     tsv("CSV with quotes inside", CSV + b'a "q" b,"c ""d"" e"\n', kept(61), "t.csv"),

@@ -38,13 +38,14 @@ def left_in(home: Path) -> list[str]:
 
 @pytest.mark.system
 def test_it_tells_what_a_run_would_take_and_leaves_nothing(home: Path) -> None:
-    words = [*TINY, "validation.unit=steps", "validation.every=7"]
+    words = [*TINY, "validation.unit=steps", "validation.every=7", "search.max_ratio=0.1"]
     done = call_text("nmt-train", "--dry-run", *words, cwd=home)
     assert done.returncode == 0, done.stderr
     lines = dict(line.split(": ", 1) for line in done.stdout.splitlines())
     assert list(lines) == PRINTED
     assert left_in(home) == ["home", "tmp"]
     assert "corpus: en to fr" in done.stderr
+    assert "search.m" not in done.stderr  # no advice about the lengths that the timed validation forces
     assert re.fullmatch(r"[\d.]+ s, [\d,]+ target tokens per second", lines["update"])
     told = re.search(r"\(updates: (\d+), epochs: 1, validations: (\d+), and the final evaluation\)$", lines["run"])
     assert told

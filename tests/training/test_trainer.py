@@ -1,30 +1,23 @@
 """Updates: accumulation, clipping, non-finite gradients, batches too large for memory, optimizers, schedules."""
 
-import gc
 import logging
-import weakref
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from fitting import before_update, fitted
-from fitting import weights as weights_of
 
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import Batch, make_batches
 from nmt.data.prepare import prepare
 from nmt.model.checkpoints import new_model
-from nmt.model.seq2seq import Seq2Seq
 from nmt.system.machine import Machine
 from nmt.training.losses import Objective, Value
 from nmt.training.trainer import MemoryLimit, Trainer
-from nmt.translate.prepared_model import SearchModel
 
 Config = Callable[..., TrainConfig]
 
@@ -205,46 +198,3 @@ def test_other_errors_are_not_taken_for_it(train_config: Config, monkeypatch: py
     monkeypatch.setattr(Objective, "__call__", broken)
     with pytest.raises(RuntimeError, match="shapes"):
         trainer_of(train_config()).next_update()
-
-
-@pytest.mark.slow
-def test_validation_translates_and_measures_by_halves(
-    train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = train_config("training.max_steps=3", "validation.unit=steps", "validation.every=3", "training.log_every=9")
-    fitted(config, tmp_path / "whole")
-    for name in ("encode", "force", "forward"):
-        real = getattr(Seq2Seq, name)
-
-        def limited(self: Seq2Seq, *given: Any, _real: Any = real, **more: Any) -> Any:  # noqa: ANN401
-            if not self.training and len(given[0]) > 3:
-                raise torch.OutOfMemoryError("out of memory")
-            return _real(self, *given, **more)
-
-        monkeypatch.setattr(Seq2Seq, name, limited)
-    fitted(config, tmp_path / "halved")
-    for name, value in weights_of(tmp_path / "whole", "best").items():
-        torch.testing.assert_close(weights_of(tmp_path / "halved", "best")[name], value)
-
-
-def test_weights_packed_for_search_are_freed_after_each_validation(
-    train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[weakref.ref[SearchModel]] = []
-    real = SearchModel.__init__
-
-    def init(self: SearchModel, *given: Any) -> None:  # noqa: ANN401
-        real(self, *given)
-        made.append(weakref.ref(self))
-
-    monkeypatch.setattr(SearchModel, "__init__", init)
-    kept: list[int] = []
-
-    def count() -> None:
-        gc.collect()
-        kept.append(sum(model() is not None for model in made))
-
-    before_update(monkeypatch, 3, count)
-    fitted(train_config("training.max_steps=3", "validation.unit=steps", "validation.every=2"), tmp_path / "run")
-    assert made
-    assert kept == [0]

@@ -1,23 +1,31 @@
 """The monitored score decides about the best checkpoint, patience, the plateau schedule and the result of a sweep."""
 
+import gc
 import json
 import re
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fitting import fitted, metrics
+import torch
+from fitting import before_update, fitted, metrics
+from fitting import weights as weights_of
 
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.evaluate.metrics import METRICS, WITHOUT_TEXT
 from nmt.model.checkpoints import read_checkpoint
+from nmt.model.seq2seq import Seq2Seq
 from nmt.training.job import train
 from nmt.training.stopping import EarlyStopping
+from nmt.translate.prepared_model import SearchModel
 
 Config = Callable[..., TrainConfig]
+
 HIGHER_IS_BETTER = {"bleu": True, "chrf": True, "ter": False, "wer": False, "loss": False, "aer": False}
+
 RUN = ["training.max_steps=4", "validation.unit=steps", "validation.every=1", "schedule=plateau", "schedule.patience=0"]
 
 
@@ -104,3 +112,46 @@ def test_an_unknown_metric_is_named_before_anything_is_written(
     with pytest.raises(UserError, match=re.escape(message)):
         train(train_config(word), tmp_path / "run", [])
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_validation_translates_and_measures_by_halves(
+    train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = train_config("training.max_steps=3", "validation.unit=steps", "validation.every=3", "training.log_every=9")
+    fitted(config, tmp_path / "whole")
+    for name in ("encode", "force", "forward"):
+        real = getattr(Seq2Seq, name)
+
+        def limited(self: Seq2Seq, *given: Any, _real: Any = real, **more: Any) -> Any:  # noqa: ANN401
+            if not self.training and len(given[0]) > 3:
+                raise torch.OutOfMemoryError("out of memory")
+            return _real(self, *given, **more)
+
+        monkeypatch.setattr(Seq2Seq, name, limited)
+    fitted(config, tmp_path / "halved")
+    for name, value in weights_of(tmp_path / "whole", "best").items():
+        torch.testing.assert_close(weights_of(tmp_path / "halved", "best")[name], value)
+
+
+def test_weights_packed_for_search_are_freed_after_each_validation(
+    train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[weakref.ref[SearchModel]] = []
+    real = SearchModel.__init__
+
+    def init(self: SearchModel, *given: Any) -> None:  # noqa: ANN401
+        real(self, *given)
+        made.append(weakref.ref(self))
+
+    monkeypatch.setattr(SearchModel, "__init__", init)
+    kept: list[int] = []
+
+    def count() -> None:
+        gc.collect()
+        kept.append(sum(model() is not None for model in made))
+
+    before_update(monkeypatch, 3, count)
+    fitted(train_config("training.max_steps=3", "validation.unit=steps", "validation.every=2"), tmp_path / "run")
+    assert made
+    assert kept == [0]
