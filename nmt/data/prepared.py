@@ -14,9 +14,11 @@ from nmt.config.errors import UserError
 from nmt.data.tokenizer import Tokenizers
 from nmt.system.files import raise_system_error
 
-FORMAT = 5  # part of the fingerprint: increase it when the format of the files changes
+FORMAT = 6  # part of the fingerprint: increase it when the format of the files changes
 IDS = np.dtype("<i4")
 OFFSETS = np.dtype("<i8")
+# The files of a side: token ids, UTF-8 text, and where each sentence starts in both.
+FILES: dict[str, "np.dtype[Any]"] = {"ids": IDS, "txt": np.dtype("u1"), "offsets": OFFSETS, "lines": OFFSETS}
 SCAN_BYTES = 2**22  # bytes of text that are searched for line ends at a time
 
 Array = NDArray[Any]
@@ -33,7 +35,7 @@ class Prepared:
             self.fingerprint: str = self.report["fingerprint"]
             self.tokenizers = Tokenizers.load(directory, self.report["lowercase"])
             self.splits = {name: Split(directory, name) for name in self.report["splits"]}
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, LookupError) as error:
             raise_system_error(error)
             raise UserError(f"{directory}: is not a complete prepared corpus ({error})") from None
 
@@ -62,12 +64,10 @@ class Side:
     """The N sentences of one language of a split, read by their index."""
 
     def __init__(self, directory: Path, name: str) -> None:
-        """Map the files that start with `name`. Raises OSError or ValueError if they are missing or cut off."""
-        self.offsets, self._line_ends = (
-            np.lib.format.open_memmap(directory / f"{name}.{kind}.npy", mode="r") for kind in ("offsets", "lines")
+        """Map the files of this name. Raises OSError, ValueError or IndexError if they are missing or cut off."""
+        self.tokens, self._text, self.offsets, self._line_ends = (
+            _mapped(directory / f"{name}.{kind}", dtype) for kind, dtype in FILES.items()
         )
-        self.tokens = _mapped(directory / f"{name}.ids", IDS)
-        self._text = _mapped(directory / f"{name}.txt", np.dtype("u1"))
         if (self.offsets[-1], self._line_ends[-1]) != (len(self.tokens), len(self._text)):
             raise ValueError(f"{name} does not match its offsets")
 
@@ -140,50 +140,20 @@ class SideWriter:
     """Writes the files of a `Side`, which grow chunk by chunk."""
 
     def __init__(self, directory: Path, name: str, stack: ExitStack) -> None:
-        self._ids, self._text = (
-            stack.enter_context((directory / f"{name}.{kind}").open("wb")) for kind in ("ids", "txt")
+        self._ids, self._text, self._offsets, self._lines = (
+            stack.enter_context((directory / f"{name}.{kind}").open("wb")) for kind in FILES
         )
-        self._offsets, self._lines = (
-            stack.enter_context(_OffsetsWriter(directory / f"{name}.{kind}.npy")) for kind in ("offsets", "lines")
-        )
-        self.tokens = self.longest = self.unknown = 0
+        for file in (self._offsets, self._lines):
+            file.write(bytes(OFFSETS.itemsize))  # the first sentence starts at 0
+        self.tokens = self.bytes = self.longest = self.unknown = 0
 
     def append(self, side: Sentences) -> None:
         """Write the next sentences."""
         self._ids.write(side.ids.tobytes())
         self._text.write(side.text)
-        self._offsets.append(side.lengths)
-        self._lines.append(side.sizes)
+        self._offsets.write((self.tokens + np.cumsum(side.lengths, dtype=OFFSETS)).tobytes())
+        self._lines.write((self.bytes + np.cumsum(side.sizes, dtype=OFFSETS)).tobytes())
         self.tokens += len(side.ids)
+        self.bytes += len(side.text)
         self.longest = max(self.longest, int(side.lengths.max(initial=0)))
         self.unknown += side.unknown
-
-
-class _OffsetsWriter:
-    """Writes an .npy file of offsets (N + 1,): the start of each of N sentences, and the end of the last sentence."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("wb")
-        self._count = self._end = 0
-        self._write_header()
-        self._file.write(np.zeros(1, OFFSETS).tobytes())
-
-    def __enter__(self) -> "_OffsetsWriter":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self._file:
-            self._file.seek(0)
-            self._write_header()
-
-    def append(self, lengths: Array) -> None:
-        """Write the ends of the next sentences, which have these lengths."""
-        ends = self._end + np.cumsum(lengths, dtype=OFFSETS)
-        self._file.write(ends.tobytes())
-        self._count += len(ends)
-        self._end = int(ends[-1]) if len(ends) else self._end
-
-    def _write_header(self) -> None:
-        """Write NumPy's header at the current position. It has the same size for any number of sentences."""
-        header = {"descr": OFFSETS.str, "fortran_order": False, "shape": (self._count + 1,)}
-        np.lib.format.write_array_header_1_0(self._file, header)

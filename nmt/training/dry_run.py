@@ -6,7 +6,6 @@ import resource
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -80,8 +79,13 @@ def _time_updates(trainer: Trainer, seconds: float) -> tuple[float, float]:
 
     The first two updates are on the largest batch, so that memory reaches its peak.
     """
-    candidates = [*trainer.plan[:CANDIDATES]]
-    largest = max(candidates, key=partial(_attention_size, trainer))
+    candidates, split = [*trainer.plan[:CANDIDATES]], trainer.batches.split
+
+    def attention_size(indices: Indices) -> int:
+        """Return B x T x S. Since batches have about equal tokens, the one with most weights takes most memory."""
+        return len(indices) * int(split.source.lengths_of(indices).max()) * int(split.target.lengths_of(indices).max())
+
+    largest = max(candidates, key=attention_size)
     trainer.plan = [largest, largest, *candidates]
     _updates(trainer, 1)  # not timed, because it also allocates the optimizer's state
     one, _ = _updates(trainer, 1)
@@ -93,15 +97,6 @@ def _time_updates(trainer: Trainer, seconds: float) -> tuple[float, float]:
         _updates(trainer, 2 * count)
     spent, tokens = _updates(trainer, count)
     return spent / count, tokens / count
-
-
-def _attention_size(trainer: Trainer, indices: Indices) -> int:
-    """Return B x T x S of a batch: the number of its attention weights.
-
-    All batches have about the same number of tokens, so that the batch with most weights takes most memory.
-    """
-    split = trainer.batches.split
-    return len(indices) * int(split.source.lengths_of(indices).max()) * int(split.target.lengths_of(indices).max())
 
 
 def _updates(trainer: Trainer, count: int) -> tuple[float, int]:
