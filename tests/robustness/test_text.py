@@ -93,12 +93,7 @@ CASES = [
     tsv("CSV with quotes inside", CSV + b'a "q" b,"c ""d"" e"\n', kept(61), "t.csv"),
     tsv("CSV with a line end in a cell", CSV + b'"a\nb",c\n', kept(61), "t.csv"),
     tsv("CSV with semicolons", b"en;fr\na;b\n", "line 1: has one column, but cells are separated by commas", "t.csv"),
-    tsv(
-        "JSON over several lines",
-        b'{\n"data": [\n{"en": "a"}]}\n',
-        "one object per line, or one array",
-        "t.jsonl",
-    ),
+    tsv("JSON over several lines", b'{\n"data": [\n{"en": "a"}]}\n', "one object per line, or one array", "t.jsonl"),
     tsv("JSON line that is a list", JSON + b"[1]\n", "t.jsonl, line 61: is no JSON object", "t.jsonl"),
     tsv("JSON line cut short", JSON + b'{"en": "a', "t.jsonl, line 61: cannot be read as JSON", "t.jsonl"),
     tsv("JSON null", JSON + b'{"en": null, "fr": "b"}\n', kept(60, empty=1), "t.jsonl"),

@@ -72,8 +72,7 @@ def test_what_it_is_not_for_is_refused_in_a_line(words: list[str], told: str, ho
 
 @pytest.mark.system
 @pytest.mark.parametrize(
-    ("number", "during"),
-    [(signal.SIGTERM, "update"), pytest.param(signal.SIGINT, "prepare", marks=pytest.mark.slow)],
+    ("number", "during"), [(signal.SIGTERM, "update"), pytest.param(signal.SIGINT, "prepare", marks=pytest.mark.slow)]
 )
 def test_a_signal_leaves_nothing_either(number: int, during: str, home: Path) -> None:
     """The signal arrives while the corpus is prepared, or during an update."""

@@ -90,10 +90,7 @@ def test_the_time_left_counts_only_what_this_process_has_done(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "objective",
-    [
-        ["attention=hard", "training.batch_sentences=8"],
-        ["training.r_drop=5", "decoder=lstm", "decoder.layers=2"],
-    ],
+    [["attention=hard", "training.batch_sentences=8"], ["training.r_drop=5", "decoder=lstm", "decoder.layers=2"]],
 )
 def test_every_objective_goes_on_in_the_same_bits(
     objective: list[str], train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
