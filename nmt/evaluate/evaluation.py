@@ -180,10 +180,8 @@ def _choices(runs: Sequence[RunDirectory], translator: Translator) -> dict[str, 
 
 
 def warn_if_texts_differ(runs: Sequence[RunDirectory], split: str) -> None:
-    """Warn of runs that have other held-out texts than the first run, whose texts are scored.
-
-    These runs may have been trained on the scored texts.
-    """
+    """Warn of runs whose held-out texts differ from those of the first run, which are scored: these runs may have been
+    trained on the scored texts."""
 
     def text(run: RunDirectory) -> list[bytes | None]:
         files = [run.data / f"{split}.{side}" for side in ("source", "target")]
@@ -208,9 +206,9 @@ def evaluate_run(
     """Evaluate a split of a run's corpus. Returns the entry of results.json and the evaluation.
 
     Writes hypotheses/<split>.txt, word alignments of translations and references to alignments/, and the entry of
-    results.json. If `output` is an EvaluationFolder, it receives these files, else the run's directory does. A string
-    `output` names the settings that differ from the run's configuration. If it is not empty, <split>.<output> replaces
-    <split> in all names, so that earlier results stay.
+    results.json: to the folder `output`, or to the run's directory if `output` is a string. This string names the
+    settings that differ from the run's configuration; unless it is empty, <split>.<output> replaces <split> in all
+    names, so that earlier results stay.
 
     faithfulness_sentences: number of sentences that nmt.explain.faithfulness measures, 0 for no measurement. on_result:
     receives the entry before the files are written.

@@ -52,7 +52,7 @@ class QueueSettings:
 def worker_count(requested: int | None, device: str, threads: int) -> int:
     """Return how many threads compute batches at the same time: on a CPU, by default as many as torch has threads.
 
-    Raises UserError if several are requested on a GPU, where the searches of a model share their recordings.
+    Raises UserError if several are requested on a GPU, whose batches run one after the other anyway.
     """
     if device == "cuda" and (requested or 1) > 1:
         raise UserError(f"workers={requested}: on a GPU, one worker computes all batches; leave workers out")
@@ -62,8 +62,8 @@ def worker_count(requested: int | None, device: str, threads: int) -> int:
 class Batcher:
     """A queue of jobs, one for each sentence, and the threads that work on it.
 
-    A free thread takes the job that has waited longest, and batches it with the jobs of the same key that are nearest
-    in length, but leaves the other threads their share. A cancelled job leaves the queue.
+    A free thread takes the job that has waited longest, and batches it with jobs of the same key that are nearest in
+    length, but no more than its share of all jobs. A cancelled job leaves the queue.
     """
 
     def __init__(self, settings: QueueSettings, observe: Callable[[int, float], object] = lambda *_: None) -> None:
@@ -177,7 +177,7 @@ class Service:
         if name is None:
             return next(iter(self.models.values()))
         if name not in self.models:
-            raise UserError(f"model: there is no {name[:100]!r}, but: {', '.join(self.models)}")
+            raise UserError(f"model: there is no {name[:100]!r}; the models are {', '.join(self.models)}")
         return self.models[name]
 
     async def translate(self, request: messages.TranslateRequest) -> messages.TranslateAnswer:
@@ -190,7 +190,7 @@ class Service:
             raise UserError("text: is an empty list")
         most = min(self.max_texts, self.batcher.settings.sentences)
         if len(texts) > most:
-            raise HTTPException(413, f"text: has {len(texts)} texts, but at most {most} are taken")
+            raise HTTPException(413, f"text: has {len(texts)} texts, but the limit is {most}")
         if request.target is not None and request.nbest > 1:
             raise UserError("target: is scored without a search; leave out nbest")
         answer = partial(messages.TranslateAnswer, model=model.info.name)

@@ -239,10 +239,10 @@ def test_a_folder_stands_for_the_trained_runs_below_it(runs: list[str | list[str
         ({"text": 3}, "text: input should be a valid string"),
         ({"text": []}, "text: is an empty list"),
         ({"text": "a", "texts": "b"}, "texts: extra inputs are not permitted"),
-        ({"text": "a", "model": "other"}, "model: there is no 'other', but: demo, multihead"),
+        ({"text": "a", "model": "other"}, "model: there is no 'other'; the models are demo, multihead"),
         ({"text": "a", "nbest": 0}, "nbest: input should be greater than 0"),
         ({"text": "a", "nbest": 9}, "nbest: 9 is above this service's limit of 8"),
-        ({"text": "a", "nbest": 5, "beam_size": 4}, "nbest: 5 translations need a beam_size of 5 at least, not 4"),
+        ({"text": "a", "nbest": 5, "beam_size": 4}, "nbest: 5 translations need a beam_size of at least 5, not 4"),
         ({"text": "a", "beam_size": 9}, "beam_size: 9 is above this service's limit of 8"),
         ({"text": "a", "alpha": "1"}, "alpha: input should be a valid number"),
         ({"text": "a", "length_penalty": "some"}, "length_penalty: input should be 'none', 'average' or 'gnmt'"),
@@ -284,7 +284,7 @@ def test_what_is_too_large_is_refused(client: TestClient, translator: Translator
     assert refused(client, 413, text="a", target="le " * 800).startswith("target 1: has ")
     assert refused(client, 413, text="a", target="le " * 800, attend={"0": 0}).startswith("target: has ")
     assert refused(client, 400, "/v1/explain", text=LINE, target="le " * 800).startswith("target: has ")
-    assert refused(client, 413, text=["a"] * 21).startswith("text: has 21 texts, but at most 20")
+    assert refused(client, 413, text=["a"] * 21).startswith("text: has 21 texts, but the limit is 20")
     assert refused(client, 413, text="a" * 200_000).startswith("the body has more than 100000")
     most = max(translator.settings.max_source_length, translator.settings.max_length)
     piece = translator.tokenizers.target.pieces([10])[0]
@@ -323,7 +323,7 @@ def test_an_answer_that_takes_too_long_is_not_asked_for_again(monkeypatch: pytes
 
     with serving(["demo"], replace(RULES, seconds=2), waiting=3) as client:
         monkeypatch.setattr(Translator, "translate_nbest", slow)
-        assert refused(client, 413, text=["a"] * 4) == "text: has 4 texts, but at most 3 are taken"
+        assert refused(client, 413, text=["a"] * 4) == "text: has 4 texts, but the limit is 3"
         late = client.post("/v1/translate", json={"text": "a"})
         assert begun.is_set()
         resumed.set()
