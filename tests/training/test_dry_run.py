@@ -58,7 +58,7 @@ def test_it_tells_what_a_run_would_take_and_leaves_nothing(home: Path) -> None:
     ("words", "told"),
     [
         (["-m", "seed=1,2"], "--dry-run: tries a single run, but this is a sweep; give each key one value, without -m"),
-        (["run=somewhere"], "--dry-run: tries a new run, but run=somewhere resumes one"),
+        (["run=somewhere"], "--dry-run: tries a new run, but run= resumes one"),
         (["--dryrun"], "unrecognized arguments: --dryrun; did you mean '--dry-run'?"),
     ],
 )
