@@ -21,7 +21,6 @@ from nmt.evaluate.metrics import (
     signatures,
     tokenizer_for,
 )
-from nmt.explain.faithfulness import faithfulness
 from nmt.system.files import locked, to_json, write_lines
 from nmt.system.run import EVALUATION, RunDirectory, digest, load_values, read_json
 from nmt.translate.translation import Translation
@@ -200,7 +199,6 @@ def evaluate_run(
     checkpoint: str,
     progress: Progress | None = None,
     output: EvaluationFolder | str = "",
-    faithfulness_sentences: int = 0,
     on_result: Callable[[dict[str, Any]], object] | None = None,
 ) -> tuple[dict[str, Any], Evaluation]:
     """Evaluate a split of a run's corpus. Returns the entry of results.json and the evaluation.
@@ -210,8 +208,7 @@ def evaluate_run(
     settings that differ from the run's configuration; unless it is empty, <split>.<output> replaces <split> in all
     names, so that earlier results stay.
 
-    faithfulness_sentences: number of sentences that nmt.explain.faithfulness measures, 0 for no measurement. on_result:
-    receives the entry before the files are written.
+    on_result: receives the entry before the files are written.
     """
     sources, references, gold = run.held_out(split)
     written = output.folder if isinstance(output, EvaluationFolder) else run
@@ -231,8 +228,6 @@ def evaluate_run(
     aligned = align(translator, sources, references, gold)
     if aligned is not None:
         result |= {key: round(value, 4) for key, value in aligned.scores.items()}
-    if faithfulness_sentences:
-        result["faithfulness"] = faithfulness(translator, sources, references, gold, faithfulness_sentences)
     if isinstance(output, EvaluationFolder):
         result["members"] = output.description["members"]
     if on_result is not None:

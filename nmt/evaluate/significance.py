@@ -415,16 +415,12 @@ def letters(count: int, different: Collection[tuple[int, int]]) -> list[str]:
         ]
         groups = [group for group in dict.fromkeys(split) if not any(group < other for other in split)]
     groups.sort(key=sorted)
-    names = [_letter(number) for number in range(len(groups))]
+    # Names the groups a, b, ..., z, A, ..., Z, a2, b2, ...
+    rounds = (divmod(number, len(ascii_letters)) for number in range(len(groups)))
+    names = [ascii_letters[index] + (str(again + 1) if again else "") for again, index in rounds]
     return [
         "".join(name for name, group in zip(names, groups, strict=True) if system in group) for system in range(count)
     ]
-
-
-def _letter(number: int) -> str:
-    """Name the group with this number: a, b, ..., z, A, ..., Z, a2, b2, ..."""
-    again, index = divmod(number, len(ascii_letters))
-    return ascii_letters[index] + (str(again + 1) if again else "")
 
 
 def t_p_value(t: float, freedom: float) -> float:
