@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nmt.config import schema
-from nmt.config.schema.data import FileTokenizer, SidesTokenizer, TokenizerSide
+from nmt.config.schema.data import FileTokenizer, SidesTokenizer
 from nmt.data.prepared import Prepared, Split
 from nmt.data.tokenizer import Tokenizer
 from nmt.evaluate.metrics import ScoreSettings, nfc, score
@@ -54,12 +54,9 @@ def _remedy(config: schema.TrainConfig, unknown_rate: float) -> str:
         return "evaluation.lowercase=true"
     if isinstance(tokenizer, FileTokenizer):
         return "a tokenizer trained on this corpus (tokenizer=bpe)"
-    key = "tokenizer"
-    target: TokenizerSide
-    if isinstance(tokenizer, SidesTokenizer):
-        key, target = "tokenizer.target", tokenizer.target
-    else:
-        target = tokenizer
+    key, target = "tokenizer", tokenizer.target if isinstance(tokenizer, SidesTokenizer) else tokenizer
+    if target is not tokenizer:
+        key = "tokenizer.target"
     values = [f"{key}.byte_fallback=true"] if unknown_rate else []
     if target.normalization in {"nfkc", "nfkd"}:
         values.append(f"{key}.normalization=nfc")
