@@ -9,11 +9,9 @@ import yaml
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from nmt.config.compose import config_dir, flatten
-from nmt.config.errors import UserError, format_value, nearest, nearest_key
+from nmt.config.errors import UserError, format_value, nearest
 
 RECIPES = "experiment"  # subfolders of this group hold choices; a subfolder of any other group is a group
-# Keys that size=auto sets from the corpus, and the keys that override them.
-SET_BY_SIZE = {"size.lr": "optimizer.lr", "size.vocab_size": "tokenizer.vocab_size"}
 Words = Sequence[str]
 
 
@@ -83,8 +81,6 @@ NO_KEYS = {"defaults", "hydra", "_target_"}  # entries of YAML files that users 
 
 def _unknown_key(match: re.Match[str], command: str, words: Words) -> str:
     key, keys = match[1], known_keys(command)
-    if key in SET_BY_SIZE:
-        return f"{key}: size=auto sets this from the corpus; override {SET_BY_SIZE[key]} instead"
     inner = [name for word in words if word.startswith(f"{key}={{") for name in re.findall(r"[{,]\s*(\w+)\s*:", word)]
     if wrong := [f"{key}.{name}" for name in inner if f"{key}.{name}" not in keys]:
         key = wrong[0]
@@ -95,9 +91,9 @@ def _unknown_key(match: re.Match[str], command: str, words: Words) -> str:
         choices = _choices_with(key)
         available = f"; available with {', '.join(choices)}" if choices else ""
         return f"{key}: not a key of the chosen {key.rpartition('.')[0]}{available}"
-    candidates = [name for name in keys if name not in SET_BY_SIZE]
+    candidates = [name for name in keys if not name.startswith("size.")]  # other keys take their values from them
     candidates += ["hydra.run.dir"] if command == "train" else []
-    return f"{key}: unknown key{nearest_key(key, candidates)} (nmt-{command} --help lists all)"
+    return f"{key}: unknown key{nearest(key, candidates)} (nmt-{command} --help lists all)"
 
 
 def _choices_with(key: str) -> list[str]:

@@ -1,6 +1,7 @@
 """A sweeper that searches: Optuna (Akiba et al. 2019) proposes each trial from earlier results, and prunes trials.
 
-Hydra's own Optuna plugin is limited to Optuna 2, cannot resume a search and cannot prune.
+Hydra's own Optuna plugin is limited to Optuna 2, cannot resume a search and cannot prune. Where a search was killed
+while it wrote the journal, the next one waits half a minute for Optuna's lock.
 """
 
 import logging
@@ -134,7 +135,7 @@ class OptunaSweeper(Sweeper):
             for number, result in zip(numbers, results, strict=True):
                 assert result.hydra_cfg is not None
                 run = RunDirectory(result.hydra_cfg.hydra.runtime.output_dir)
-                score = result.return_value  # score, None or name of a signal, from nmt.cli.sweep.run_job
+                score = result.return_value  # score, None or name of a signal, from nmt.cli.sweep.job
                 if isinstance(score, str):
                     log.warning("trial %d was stopped by %s; start the search again to resume it", number, score)
                 elif score is None:
@@ -220,8 +221,10 @@ def _locked_journal(directory: Path) -> Iterator[None]:
 
 
 def _storage(directory: Path) -> Any:  # noqa: ANN401
-    storages = _optuna().storages
-    return storages.JournalStorage(storages.journal.JournalFileBackend(str((directory / JOURNAL).absolute())))
+    storages, path = _optuna().storages, str((directory / JOURNAL).absolute())
+    # By default the lock is a link, which would be held forever if a killed search's directory is moved.
+    lock = storages.journal.JournalFileOpenLock(path)
+    return storages.JournalStorage(storages.journal.JournalFileBackend(path, lock))
 
 
 def _distribution(override: Override) -> Any:  # noqa: ANN401

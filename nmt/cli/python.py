@@ -116,7 +116,6 @@ class Comparison:
 
 def train(*overrides: str, data: str | Mapping[str, object] | None = None, directory: str | Path | None = None) -> Run:
     """Train and evaluate a model, as nmt-train does. With "run=DIR", resume a run; a finished run is not trained again.
-    Takes the keys of nmt-train except those of Hydra.
 
     `data` is a choice of the configuration group `data`, such as "demo", or the settings of data=files, such as
     {"train": "corpus/train", "validation": "corpus/valid"}. `directory` is the directory of a new run, by default
@@ -129,9 +128,6 @@ def train(*overrides: str, data: str | Mapping[str, object] | None = None, direc
     if not all(isinstance(word, str) for word in overrides):
         raise TypeError('each override is one string, as in train("attention=none", "seed=2")')
     words = [*_data_overrides(data), *overrides]
-    for word in words:
-        if word.lstrip("+~").startswith(("hydra.", "hydra/")):
-            raise UserError(f"{word}: only nmt-train takes keys of hydra; for the directory, give directory=")
     if resumes(words):
         start = resumed(words)
         if directory is not None:

@@ -40,6 +40,7 @@ COUNT = "NMT_SWEEP_JOBS"  # environment variable with the number of jobs, which 
 PARENT = os.getppid()  # id of the parent process, which for a worker of the parallel launcher is the sweep
 IN_SWEEP = threading.Event()  # set in the process of the sweep, which runs the jobs itself if there are no workers
 BUSY = threading.Event()  # set while this process runs a job
+_watch_once = cache(end_with)  # a worker may run several jobs
 log = logging.getLogger(__name__)
 
 
@@ -201,23 +202,16 @@ def job(config: DictConfig) -> Any:  # noqa: ANN401
 
 
 def _train(directory: Path, words: list[str]) -> int:
-    start = new_run(words)
-    threads = start.config.threads or _threads()
-    start = start._replace(directory=directory, config=start.config.model_copy(update={"threads": threads}))
+    start, launcher = new_run(words), HydraConfig.get().launcher
+    jobs = launcher.get("n_jobs")  # of the parallel launcher, whose jobs share the cores
+    share = max(1, cores() // (jobs if jobs > 0 else cores())) if jobs else launcher.get("cpus_per_task")
+    config = start.config.model_copy(update={"threads": start.config.threads or share})
+    start = start._replace(directory=directory, config=config)
     RunDirectory(directory).wait_until_free(MAX_WAIT)
     if start.is_complete({FINISHED, PRUNED}):  # a single run goes on with a run that a sweep has pruned
         log.info("already finished: skipped")
         return 0
     return train(start, optuna_sweeper.observer())
-
-
-def _threads() -> int | None:
-    """Return the number of threads of each job, so that parallel jobs share the cores; None for PyTorch's default."""
-    launcher = HydraConfig.get().launcher
-    if (jobs := launcher.get("n_jobs")) is not None:
-        return max(1, cores() // (jobs if jobs > 0 else cores()))
-    threads: int | None = launcher.get("cpus_per_task")
-    return threads
 
 
 @contextmanager
@@ -234,7 +228,7 @@ def _running(name: str, in_worker: bool) -> Iterator[None]:
         sys.stderr = _Prefixed(stderr, name)
         log_to_stream(sys.stderr)
     if is_child:
-        _watch_the_sweep()
+        _watch_once(PARENT)
     try:
         yield
     finally:
@@ -242,11 +236,6 @@ def _running(name: str, in_worker: bool) -> Iterator[None]:
         BUSY.clear()
         if is_child and os.getppid() != PARENT:
             os._exit(1)  # the sweep's process was killed
-
-
-@cache
-def _watch_the_sweep() -> None:
-    end_with(PARENT)
 
 
 class _Prefixed(io.TextIOBase):

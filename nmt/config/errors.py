@@ -21,16 +21,10 @@ class UserError(ValueError):
     """A mistake in the input or the configuration: printed as one line without a traceback; exit status 2."""
 
 
-def nearest(word: str, allowed: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` with the allowed word that is closest in spelling, else ""."""
-    candidates = [candidate for candidate in allowed if candidate != word]
-    return _did_you_mean(difflib.get_close_matches(word[:MAX_VALUE], candidates, n=1, cutoff=0.6))
+def nearest(key: str, allowed: Iterable[str]) -> str:
+    """Return `; did you mean ...?` for a word that is not allowed, such as an unknown key, or "".
 
-
-def nearest_key(key: str, allowed: Iterable[str]) -> str:
-    """Return `; did you mean ...?` for an unknown key, or "".
-
-    Suggests the keys of any section that end in the same name (`lr`: `optimizer.lr`), else the key closest in spelling.
+    Suggests the keys of any section that end in the same name (`lr`: `optimizer.lr`), else the closest spelling.
     """
     candidates = [candidate for candidate in allowed if candidate != key]
     key = key[:MAX_VALUE].lower()
@@ -39,12 +33,8 @@ def nearest_key(key: str, allowed: Iterable[str]) -> str:
     if same and ("." not in key or not close):
         close = same
     depth = min((candidate.count(".") for candidate in close), default=0)
-    return _did_you_mean([candidate for candidate in close if candidate.count(".") == depth])
-
-
-def _did_you_mean(words: list[str]) -> str:
-    named = " or ".join(f"'{word}'" for word in words)
-    return f"; did you mean {named}?" if 0 < len(words) <= MAX_SUGGESTIONS else ""
+    words = [f"'{candidate}'" for candidate in close if candidate.count(".") == depth]
+    return f"; did you mean {' or '.join(words)}?" if 0 < len(words) <= MAX_SUGGESTIONS else ""
 
 
 def format_value(value: object, longest: int = MAX_VALUE) -> str:

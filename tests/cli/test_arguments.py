@@ -2,12 +2,14 @@
 
 import os
 import random
+import re
 import sys
 from functools import reduce
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import yaml
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -16,10 +18,12 @@ from nmt import DISTRIBUTION
 from nmt.cli import app, start
 from nmt.cli.compose import compose, configured, parse_arguments
 from nmt.cli.explain import known_keys
+from nmt.config.compose import config_dir
 from nmt.config.errors import UserError
 from nmt.config.schema import CompareConfig, EvaluateConfig, ExportConfig, ServeConfig, TrainConfig, TranslateConfig
 
 SCHEMAS = {"train": TrainConfig, "evaluate": EvaluateConfig, "translate": TranslateConfig, "compare": CompareConfig}
+THRESHOLDS = yaml.safe_load((config_dir() / "size" / "auto.yaml").read_text(encoding="utf-8"))["thresholds"]
 SCHEMAS |= {"export": ExportConfig, "serve": ServeConfig}
 
 
@@ -232,3 +236,43 @@ def test_the_version_is_ours(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         app.run_command("train", lambda _: None, ["--version"])
     assert capsys.readouterr().out == f"nmt {version(DISTRIBUTION)} (Hydra {version('hydra-core')})\n"
+
+
+# size=auto: the size of the corpus chooses, unless the command line names a size.
+
+
+def composed(pairs: int, *given: str) -> tuple[TrainConfig, str]:
+    """Run nmt-train's composition for a corpus of `pairs` pairs. Returns the configuration and the recorded size."""
+    for language in ("en", "de"):
+        Path(f"corpus.{language}").write_text("a\n" * pairs, encoding="utf-8")
+    run = start.new_run(["data=files", "data.train=corpus", "data.validation=corpus", *given])
+    return run.config, run.choices["size"]
+
+
+@pytest.mark.parametrize("size", THRESHOLDS)
+def test_the_corpus_chooses_the_size(monkeypatch: pytest.MonkeyPatch, size: str) -> None:
+    least = THRESHOLDS[size]
+    if least > 200_000:  # without writing a large file
+        monkeypatch.setattr("nmt.data.corpus.count_pairs", lambda _: least)
+    config, chosen = composed(max(1, min(least, 200_000)))
+    asked, _ = composed(1, f"size={size}")
+    assert chosen == size
+    assert config == asked
+
+
+def test_where_a_size_begins_is_a_value_like_others() -> None:
+    config, chosen = composed(5, "size.thresholds.base=5")
+    assert chosen == "base"
+    assert config == composed(5, "size=base")[0]
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("size.thresholds.base=x", "size.thresholds.base=x: input should be a valid integer"),
+        ("size.thresholds.small=9", "size.thresholds: no size begins at or below 5 training pairs; set one to 0"),
+    ],
+)
+def test_wrong_beginnings_are_told(word: str, told: str) -> None:
+    with pytest.raises(UserError, match=f"^{re.escape(told)}"):
+        composed(5, word)

@@ -289,7 +289,7 @@ MISTAKES: list[tuple[list[str], str]] = [
         "search.beam_size: not a key of the chosen search",
     ),
     (["nmt-train", "optimizer.lr=1,2"], "optimizer.lr=1,2: for a list give 'optimizer.lr=[1,2]'; for a sweep add -m"),
-    (["nmt-train", "data=files", "size.lr=1"], "size.lr: size=auto sets this from the corpus; override optimizer.lr"),
+    (["nmt-train", "data=files", "size.lr=1"], "size.lr: not a key of the chosen size; available with size="),
     (["nmt-train", "--cfg", "job", "--resolve", "data=files"], "set size=small, base or large to see its values"),
     (["nmt-train", "precision=fp16", "device=cpu"], "precision=fp16 needs a CUDA GPU"),
     (["nmt-evaluate"], "run: missing; give it as run=..."),

@@ -70,12 +70,6 @@ def test_a_finished_run_is_not_evaluated_again(run: nmt.Run) -> None:
     assert (run.path / "results.json").stat().st_mtime_ns == before
 
 
-@pytest.mark.parametrize("override", ["hydra.run.dir=there", "hydra/launcher=parallel"])
-def test_keys_of_hydra_are_refused(override: str) -> None:
-    with pytest.raises(UserError, match=f"{override}: only nmt-train takes keys of hydra; .* directory="):
-        nmt.train(override)
-
-
 def test_overrides_are_strings() -> None:
     with pytest.raises(TypeError, match="each override is one string"):
         nmt.train(["attention=none"])  # type: ignore[arg-type]

@@ -96,8 +96,8 @@ def shortened(command: str) -> str:
         small["tokenizer.vocab_size"] = "90"
     elif "experiment=g2p" in arguments:
         small = {key: value for key, value in small.items() if not key.startswith(("data.", "tokenizer."))}
-    elif "tokenizer=unigram" in arguments:
-        small["tokenizer.vocab_size"] = "400"  # the small text has no more pieces
+    if "tokenizer=sides" in arguments:
+        small["tokenizer.source.vocab_size"] = small["tokenizer.target.vocab_size"] = small.pop("tokenizer.vocab_size")
     if "experiment=attention_study" in arguments:
         small |= {"seed": "1", "attention": "none,luong_dot"}
     own = {word.partition("=")[0] for word in shlex.split(arguments)} - {"training.max_steps"}
