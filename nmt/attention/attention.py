@@ -79,8 +79,7 @@ class Memory(NamedTuple):
     def shared(self) -> Self:
         """Return the memory for a loop over steps: what it contributes to all steps is computed once, and so are its
         gradients."""
-        (values,), (keys,) = defer(self.values, cast=False), defer(self.keys, cast=False)
-        (chunk_keys,) = (None,) if self.chunk_keys is None else defer(self.chunk_keys, cast=False)
+        (values,), (keys,), (chunk_keys,) = (defer(t, cast=False) for t in (self.values, self.keys, self.chunk_keys))
         return self._replace(values=values, keys=keys, chunk_keys=chunk_keys)
 
     def steered(self, steering: Steering) -> Self:

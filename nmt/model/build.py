@@ -183,12 +183,12 @@ def _encoder(config: schema.Model) -> Encoder:
 
 def _decoder(config: schema.Model, encoder: Encoder) -> Decoder:
     decoder, word_dim = config.decoder, config.embedding.dim
-    attention, context_dim, fixed_dim = None, 0, 0
+    attention, context_dim = None, 0
     if config.attention.kind == "attention":
         attention = build_attention(config.attention, decoder.hidden, encoder.output_dim)
         context_dim = encoder.output_dim
     elif config.attention.context == "every_step":
-        context_dim = fixed_dim = encoder.summary_dim
+        context_dim = encoder.summary_dim
     # The input is [word; fixed vector, or the context with attend=before; previous readout with input feeding].
     has_context = attention is None or decoder.attend == "before"
     input_dim = word_dim + (context_dim if has_context else 0) + (decoder.readout_dim if decoder.input_feeding else 0)
@@ -212,8 +212,6 @@ def _decoder(config: schema.Model, encoder: Encoder) -> Decoder:
         CopyGate(decoder.readout_dim) if decoder.copy else None,
         attend=decoder.attend,
         input_feeding=decoder.input_feeding,
-        word_dim=word_dim,
-        fixed_dim=fixed_dim,
         residual=decoder.first_residual,
         dropout=decoder.dropout,
     )

@@ -55,24 +55,8 @@ class Readout(nn.Module):
         self.kind, self.dim = kind, readout_dim
         word_dim = 0 if kind == "attentional" else word_dim
         width = readout_dim * (2 if kind == "maxout" else 1)
-        self.sizes = (state_dim, context_dim, word_dim)  # widths of s, c and y; 0 for c or y if it is not read
+        self.sizes = [state_dim, context_dim, word_dim]  # widths of s, c and y; 0 for c or y if it is not read
         self.proj = Linear(sum(self.sizes), width)
-
-    def forward(self, state: Tensor, context: Tensor | None, word: Tensor) -> Tensor:
-        """Compute the readout: outputs (..., H), contexts (..., M) or None, words (..., E) -> (..., R)."""
-        parts = [state]
-        if context is not None:
-            parts.append(context)
-        if self.kind != "attentional":
-            parts.append(word)
-        projected: Tensor = self.proj(torch.cat(parts, dim=-1))
-        return self.activation(projected)
-
-    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Split W into its columns for output and word (P, H + E) and for the context (P, M); the bias (P,) is in
-        between."""
-        of_state, of_context, of_word = torch.split(self.proj.weight, list(self.sizes), dim=1)
-        return torch.cat([of_state, of_word], dim=1), self.proj.bias, of_context.contiguous()
 
     def activation(self, projected: Tensor) -> Tensor:
         """Apply the activation to the product with W: (..., P) -> (..., R), where P is 2 R for maxout and else R."""

@@ -53,8 +53,6 @@ class PreparedLayer(NamedTuple):
 
     def deferred(self) -> Self:
         """Return the layer for a loop over steps, which defer the gradients of its parameters."""
-        if not isinstance(self.weight_ih, Tensor) or not isinstance(self.weight_hh, Tensor):
-            return self  # packed for a search, which has no gradients
         weight_ih, bias_ih = defer(self.weight_ih, self.bias_ih)
         weight_hh, bias_hh = defer(self.weight_hh, self.bias_hh)
         return self._replace(weight_ih=weight_ih, weight_hh=weight_hh, bias_ih=bias_ih, bias_hh=bias_hh)

@@ -192,17 +192,6 @@ class Seq2Seq(nn.Module):
         detail = None if decoded.attention is None else decoded.attention.detail
         return Forced(self.log_probs(decoded.prediction, target_out, pad), weights, detail)
 
-    def step(self, tokens: Tensor, state: DecoderState) -> StepOutput[DecoderState]:
-        """Predict the next token from the previous tokens, int64 (N,).
-
-        A search does not call this method: it prepares the model first, see nmt.translate.prepared_model.
-        """
-        layer = self.output.layer()
-        prediction, weights, state = self.decoder.step(
-            self._embed_target(tokens), self.decoder.observe(state, tokens, layer)
-        )
-        return StepOutput(prediction.logits(layer).flatten(0, -2), weights, state)
-
     def _embed_target(self, tokens: Tensor) -> Tensor:
         """Embed tokens with dropout: int64 (...) -> (..., E)."""
         embedded: Tensor = self.dropout(self.target_embedding(tokens))

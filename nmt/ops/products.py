@@ -96,12 +96,15 @@ class Uses:
         return [sums.gradients() for sums in made]
 
 
-def defer(*tensors: Tensor | None, cast: bool = True) -> Any:  # noqa: ANN401
+def defer(*tensors: Weight | None, cast: bool = True) -> Any:  # noqa: ANN401
     """Return tensors of the same values, as a tuple. Uses of the first one by `linear`, `product`, `rows` or
     `additive_energies` defer the gradients of all; other uses have their ordinary gradients.
 
-    cast: convert the tensors to the dtype of products under autocast.
+    cast: convert the tensors to the dtype of products under autocast. Packed weights, which have no gradients, and None
+    are returned as they are.
     """
+    if not isinstance(tensors[0], Tensor):
+        return tensors
     uses = Uses()
     deferred = _Defer.apply(uses, cast, *tensors)  # type: ignore[no-untyped-call]
     deferred[0].uses = uses
