@@ -20,26 +20,26 @@ def main() -> None:
     parser.add_argument("--saliency", action="store_true", help="draw gradients instead of attention")
     arguments = parser.parse_args()
     try:
-        print(draw(arguments))
+        print(draw(arguments.run, arguments.sentence, arguments.output, arguments.saliency))
     except (UserError, OSError) as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
 
 
-def draw(arguments: argparse.Namespace) -> str:
+def draw(run: str | Path, sentence: str, output: Path, gradients: bool) -> str:
     """Write the picture, and return the translation. Raises UserError if there is no attention or no such folder."""
-    if arguments.output.is_dir() or not arguments.output.absolute().parent.is_dir():
-        raise UserError(f"{arguments.output}: must be a file in an existing folder")
-    translator = Translator.load(arguments.run)
-    translation = translator.translate([arguments.sentence])[0]
-    if arguments.saliency:
-        shares = explain(translator, arguments.sentence, translation.tokens).saliency
+    if output.is_dir() or not output.absolute().parent.is_dir():
+        raise UserError(f"{output}: must be a file in an existing folder")
+    translator = Translator.load(run)
+    translation = translator.translate([sentence])[0]
+    if gradients:
+        shares = explain(translator, sentence, translation.tokens).saliency
         assert shares is not None  # only an ensemble has no saliency
         figure = draw_alignment(shares, translation.source_tokens, translation.tokens, meaning="share of the gradient")
     elif translation.alignment is None:
-        raise UserError(f"{arguments.run} has no attention to draw, or the sentence is empty")
+        raise UserError(f"{run} has no attention to draw, or the sentence is empty")
     else:
         figure = draw_alignment(translation.alignment, translation.source_tokens, translation.tokens)
-    save(figure, arguments.output)
+    save(figure, output)
     return translation.text
 
 

@@ -39,7 +39,7 @@ from nmt.compare.report import tables, write_files
 from nmt.config.compose import flatten
 from nmt.config.errors import UserError
 from nmt.config.schema.commands import NO_EFFECT_KEYS
-from nmt.evaluate.metrics import METRICS, Counted, corpus_score, signatures
+from nmt.evaluate.metrics import METRICS, Counted, Counts, corpus_score, signatures
 from nmt.export.contents import shared_config, shared_manifest
 from nmt.system.files import to_json, write_atomically
 from nmt.system.run import (
@@ -94,12 +94,12 @@ def pack(sweep: Path, folder: Path) -> int:
         run, file = RunDirectory(path), folder / f"{name}.npz"
         if run.status() == FINISHED and not file.exists():
             arrays = packed(run)
-            write_atomically(file, partial(_write, arrays))
+            write_atomically(file, partial(write_arrays, arrays))
             print(f"{file}: {file.stat().st_size / 1000:.0f} kB")
     return check(folder)
 
 
-def _write(arrays: dict[str, Any], stream: BinaryIO) -> None:
+def write_arrays(arrays: dict[str, Any], stream: BinaryIO) -> None:
     """Write arrays as np.savez_compressed does, but with LZMA, whose files are a third smaller."""
     with ZipFile(stream, "w", ZIP_LZMA) as archive:
         for name, array in arrays.items():
@@ -187,49 +187,54 @@ def table(folder: Path, baseline: str | None) -> int:
 
 def check(folder: Path) -> int:
     """Recompute all scores, and the comparison if there is one. Returns 1 if a figure differs from the recorded one."""
-    wrong, files = 0, sorted(folder.glob("*.npz"))
+    wrong, files = [], sorted(folder.glob("*.npz"))
     for file in files:
         with np.load(file, allow_pickle=False) as arrays:
-            record = json.loads(arrays["record"].tobytes())
-            for name in (name for name in arrays if name.rpartition("/")[2] in METRICS):
-                split, _, metric = name.partition("/")
-                score, recorded = corpus_score(arrays[name].T, metric), record["results"][split][metric]
-                if abs(score - recorded) > ROUNDING:
-                    wrong += 1
-                    print(f"{file}: {split} {metric} is {recorded}, its statistics give {score:.4f}")
-    print(f"{len(files)} runs checked, {wrong} scores differ")
+            results = json.loads(arrays["record"].tobytes())["results"]
+            keys = [name for name in arrays if name.rpartition("/")[2] in METRICS]
+            wrong += [line for key in keys if (line := wrong_score(str(file), key, arrays[key].T, results))]
+    print("\n".join([*wrong, f"{len(files)} runs checked, {len(wrong)} scores differ"]))
     written = folder / COMPARISON / "comparison.json"
-    if written.is_file():
-        wrong += _check_comparison(folder, written)
-    return int(wrong > 0)
+    return int(bool(wrong) | (written.is_file() and _comparison_differs(folder, written)))
 
 
-def _check_comparison(folder: Path, written: Path) -> int:
-    """Check the figures of a written comparison against the packed runs. Returns the number of figures that differ."""
+def wrong_score(run: str, key: str, counts: Counts, results: dict[str, Any]) -> str:
+    """Say how the recorded score of a split and metric, such as "test/bleu", differs from the one that the sentence
+    statistics (N, k) give; empty if the two are equal."""
+    split, _, metric = key.partition("/")
+    score, recorded = corpus_score(counts, metric), results[split][metric]
+    equal = abs(score - recorded) <= ROUNDING
+    return "" if equal else f"{run}: {split} {metric} is {recorded}, its statistics give {score:.4f}"
+
+
+def _comparison_differs(folder: Path, written: Path) -> bool:
+    """Check the figures of a written comparison against the packed runs, and print those that differ."""
     (recorded,) = read_json(written)["comparisons"]
     # Without a named baseline, all pairs were tested, and the recorded baseline is the best system.
     named = recorded["comparisons"] < len(recorded["systems"])
     again = compared(folder, recorded["split"], recorded["baseline"] if named else None)
     before = {key: recorded.get(key) for key in CHECKED} | read_json(folder / COMPARISON / PAIRS)
     after = {key: again[key] for key in CHECKED} | {"pairs": pairs(folder, recorded["split"])}
-    figures, recomputed = (dict(_leaves("", json.loads(to_json(values)))) for values in (before, after))
-    wrong = [name for name in figures | recomputed if not _equal(figures.get(name), recomputed.get(name))]
-    for name in wrong:
-        print(f"{folder / COMPARISON}: {name[1:]} is {figures.get(name)}, the runs give {recomputed.get(name)}")
-    print(f"{folder / COMPARISON}: {len(wrong)} figures differ")
-    return len(wrong)
+    wrong = differing(before, after)
+    print("\n".join([*wrong, f"{folder / COMPARISON}: {len(wrong)} figures differ"]))
+    return bool(wrong)
+
+
+def differing(recorded: object, again: object) -> list[str]:
+    """Say for each figure of recorded values how it differs from the recomputed one. The last digits of floats may
+    differ, as the order of sums decides them."""
+    before, after = (dict(_leaves("", json.loads(to_json({"": values})))) for values in (recorded, again))
+    return [
+        f"{name.lstrip('.')} is {before.get(name)}, the runs give {after.get(name)}"
+        for name in before | after
+        if not _equal(before.get(name), after.get(name))
+    ]
 
 
 def _equal(recorded: object, again: object) -> bool:
-    """Are two figures equal, except for the last digits of floats, which the order of sums decides?"""
     if isinstance(recorded, float) and isinstance(again, float):
         return math.isclose(recorded, again, rel_tol=RELATIVE)
     return recorded == again
-
-
-def _equal(a: Any, b: Any) -> bool:  # noqa: ANN401
-    """Whether two figures are equal, except for the last digits of a p value, which depend on the processor."""
-    return math.isclose(a, b, rel_tol=1e-9) if isinstance(a, float) and isinstance(b, float) else a == b
 
 
 def _leaves(name: str, value: Any) -> list[tuple[str, Any]]:  # noqa: ANN401

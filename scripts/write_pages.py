@@ -2,7 +2,8 @@
 
 docs/configuration/ is a reference of every value, from the comments of configs/ and the types of the schema. Each page
 of an attention preset shows the parts of the preset, from configs/attention, its row in docs/results/demo.md and its
-row in the leaderboard, whose figures `scripts/evidence.py table` writes. The pages on Python come from docstrings.
+row in the leaderboard, whose figures `scripts/evidence.py table` writes. The tables of the study of pronunciations are
+those that `scripts/corpora.py table` writes. The pages on Python come from docstrings.
 
     python scripts/write_pages.py           # writes the files that differ
     python scripts/write_pages.py --check   # names the files that differ, and then exits with status 1
@@ -55,7 +56,14 @@ SIGNIFICANT = 0.05  # a star marks a smaller p
 SMALLEST_P = 0.001  # smaller values of p are not written out
 BOARDS = Path("docs", "results", "leaderboard")  # a folder for each corpus
 MAIN_BOARD = "multi30k"
-FILLED = ("quickstart", "results/leaderboard", "api/translator", "api/attention")  # pages of docs/ with text in markers
+STUDY = Path("results", "words")  # the runs of all presets on the languages of docs/results/words.md, below docs/
+FILLED = (
+    "quickstart",
+    "results/leaderboard",
+    "results/words",
+    "api/translator",
+    "api/attention",
+)  # pages of docs/ with text in markers
 COMMANDS = ("evaluate", "translate", "compare", "serve", "export")
 SEARCHING = ("evaluate", "translate", "serve")  # the commands with the group `search`
 
@@ -445,6 +453,18 @@ def leaderboard(root: Path, corpus: str) -> str:
     return "\n".join([*header, *rows.values()])
 
 
+def words(root: Path, metric: str) -> str:
+    """Return the table and the picture of the study of pronunciations by a metric, as `scripts/corpora.py table` has
+    written them, or a sentence if it has no finished runs."""
+    written = root / "docs" / STUDY / "comparison" / f"{metric}.md"
+    if not written.is_file():
+        return "The study has no finished runs yet."
+    picture = (
+        f"![Average ranks, and groups without significant differences]({STUDY.name}/comparison/{metric}_ranks.svg)"
+    )
+    return f"{written.read_text(encoding='utf-8')}\n{picture}"
+
+
 def board_row(root: Path, preset: str) -> str:
     """Return the header and a preset's row of the leaderboard, or a sentence if the preset has no finished run."""
     header, rows = board_rows(root)
@@ -490,6 +510,7 @@ FILLS = {  # by the NAME in `<!-- NAME -->`
     "figures": preset_figures,
     "board": board_row,
     "leaderboard": leaderboard,
+    "words": words,
     "headline": headline,
     "clone": clone,
     "python": python,

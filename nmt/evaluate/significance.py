@@ -22,9 +22,9 @@ are Satterthwaite's (1946).
 A variance of two or three scores can be far too small by chance. r_a^2 is therefore the largest of three estimates
 (`SeedVariance`): the variance of A's own scores, the mean variance of all compared systems, and the variance that the
 choice of the sentences alone causes between seeds. It has the degrees of freedom of all systems' seeds, unless the
-scores of A vary so much more than those of the others that only A's own seeds tell how much. docs/comparison.md has the
-figures of simulations. If every system has one seed, nothing is known of the variance between seeds: Var(D) is the
-variance over bootstrap samples of the sentences, and the two paired tests decide.
+scores of A vary so much more than those of the others that only A's own seeds tell how much. docs/results/notes.md
+has the figures of simulations. If every system has one seed, nothing is known of the variance between seeds: Var(D) is
+the variance over bootstrap samples of the sentences, and the two paired tests decide.
 """
 
 import math

@@ -39,7 +39,7 @@ def blocks(page: Path) -> list[Block]:
     for match in BLOCK.finditer(text):
         lines = match["text"].splitlines()
         if match["kind"] == "bash":
-            lines = [line.partition(" #")[0].strip() for line in lines if line.strip()]
+            lines = [line.partition(" #")[0].strip() for line in lines if line.strip() and line[0] != "#"]
         found.append(Block(match["kind"], lines, bool(match["long"])))
     return [*found, Block("bash", IN_TABLE.findall(text), False)]
 

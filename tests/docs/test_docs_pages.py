@@ -17,7 +17,7 @@ import write_pages
 KEY = re.compile(r"^([a-z_]+(?:[./][a-z_0-9]+)*)(@[a-z_.]+)?=")
 GROUPS = {group for groups in write_pages.GROUPS.values() for group in groups}
 OF_HYDRA = {"hydra.run.dir", "hydra.sweep.dir", "hydra.searchpath"}
-OF_HYDRA |= {"hydra.launcher.n_jobs", "hydra.sweeper.n_jobs", "hydra.sweeper.n_trials"}
+OF_HYDRA |= {f"hydra.sweeper.{key}" for key in ("n_jobs", "n_trials", "pruner", "startup_trials")}
 SECTIONS = ("attention", "data", "decoder", "embedding", "encoder", "evaluation", "objective", "optimizer", "schedule")
 SECTIONS += ("search", "tokenizer", "training", "validation")
 
@@ -39,9 +39,11 @@ def words(code: str) -> list[str]:
         return code.split()
 
 
-def test_the_readme_lists_all_targets_of_make() -> None:
+def test_contributing_lists_all_targets_of_make() -> None:
     targets = re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.M)
-    table = "\n".join(line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| `make "))
+    table = "\n".join(
+        line for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines() if line.startswith("| `make ")
+    )
     assert {*re.findall(r"`make ([a-z-]+)`", table), "help"} == {*targets}
 
 

@@ -16,7 +16,7 @@ from nmt.evaluate.significance import holm
 
 DOCS = Path(__file__).parents[2] / "docs"
 BOARDS = DOCS / "results" / "leaderboard"
-BOARD, PAPERS = "results/leaderboard.md", "papers.md"
+BOARD = "results/leaderboard.md"
 SIGNIFICANT = 0.05
 NUMBERS = {3: "three", 4: "four", 8: "eight", 11: "eleven"}
 LATENT = ("hard_monotonic", "posterior", "marginal")
@@ -237,7 +237,7 @@ def test_the_general_score_was_slow_to_learn() -> None:
         "attention/luong_local_p.md",
         f"from {curve(before('luong_local_p'))[-1]:.2f} to {curve(before('luong_local_p_root'))[-1]:.2f}",
     )
-    said(PAPERS, f"`luong_general` is {below} `luong_dot`, as in the paper")
+    said(BOARD, f"`luong_general` is {below} `luong_dot`, as in the paper")
 
 
 def test_a_scaled_score_starts_too_flat() -> None:
@@ -288,14 +288,14 @@ def test_what_the_leaderboard_says_about_papers() -> None:
     for (a, b), (value, interval, _), p in zip(statements, effects, holm([p for *_, p in effects]), strict=True):
         holds = "undecided" if p >= SIGNIFICANT else "yes" if value > 0 else "no"
         number = f"{value:.2f}".replace("-", "\N{MINUS SIGN}")
-        said(PAPERS, f"| `{a}`, `{b}` | {number} ± {interval:.2f} | {holds} |")
+        said(BOARD, f"| `{a}`, `{b}` | {number} ± {interval:.2f} | {holds} |")
     short, long = ([system(name)["by_length"][part] for name in ("none", "bahdanau")] for part in (0, -1))
     (low, high), (long_low, long_high) = short[0]["words"], long[0]["words"]
     falls = [100 * (1 - late["score"] / early["score"]) for early, late in zip(short, long, strict=True)]
     points = [early["score"] - late["score"] for early, late in zip(short, long, strict=True)]
     leads = [gain(name, "luong_local_p") for name in ("luong_local_m", "luong_general")]
     said(
-        PAPERS,
+        BOARD,
         f"without attention, BLEU is {short[0]['score']:.1f} for sentences of {low} to {high} words",
         f"{falls[0]:.0f} % less ({long[0]['score']:.1f}) for {long_low} to {long_high} words",
         f"With attention, it is {short[1]['score']:.1f} and {falls[1]:.0f} % less ({long[1]['score']:.1f})",

@@ -36,10 +36,10 @@ class Journey:
 
 
 def files_of(title: str) -> list[str]:
-    """List the files in the table below a title of docs/design.md."""
+    """List the files in the first column of the table below a title of docs/design.md."""
     text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
     section = text.partition(f"## {title}\n")[2].partition("\n## ")[0]
-    return re.findall(r"^\| \d+ \| `(.+?)` \|", section, re.M)
+    return re.findall(r"`(.+?)`", " ".join(re.findall(r"^\| (`.+?`) \| ", section, re.M)))
 
 
 def test_one_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,4 +62,4 @@ def test_one_sentence() -> None:
     translator.translate(line)
     with journey:
         translator.translate(line)
-    assert [*journey.files] == files_of("Follow one sentence")[1:22]
+    assert [*journey.files] == files_of("Follow one sentence")[1:-2]

@@ -280,7 +280,7 @@ def test_of_two_thousand_comparisons_between_equals_few_are_starred(seeds: tuple
     comparisons = 2000
     found, every = simulated(comparisons, 1000, seeds, others=seeds[0] == seeds[1])
     gain, stated = power(every, SIGNIFICANT)
-    # The printed figures are those of docs/comparison.md.
+    # The printed figures are those of docs/results/notes.md.
     print(seeds, {test: f"{count / comparisons:.2%}" for test, count in found.items()}, gain, stated)
     assert stated == pytest.approx(gain, rel=0.3 if sum(seeds) < 6 else 0.15)
     assert found["seeds and sentences"] <= 0.055 * comparisons
@@ -333,7 +333,7 @@ def test_intervals_and_raw_p_of_a_baseline_chosen_by_its_score_are_too_optimisti
         found["covered"] += sum(abs(pairs[pair].value) < pairs[pair].half_width for pair in of_best)
         found["all pairs"] += min(corrected[pair] for pair in of_best) < SIGNIFICANT
         found["27 pairs"] += min(holm([pairs[pair].p_value for pair in of_best])) < SIGNIFICANT
-    # The printed figures are those of docs/comparison.md.
+    # The printed figures are those of docs/results/notes.md.
     comparisons = {"covered": 27 * simulations}
     print(seeds, {name: f"{count / comparisons.get(name, simulations):.1%}" for name, count in found.items()})
     assert found["covered"] < 0.9 * comparisons["covered"]
@@ -355,7 +355,7 @@ def test_a_system_with_less_stable_seeds_is_seldom_starred(systems: int, sd: flo
         found["raw"] += raw[0] < SIGNIFICANT
         found["any star"] += min(holm(raw)) < SIGNIFICANT
         found["told"] += made.seeds.stands_out(made.scores[0])
-    # The printed figures are those of docs/comparison.md.
+    # The printed figures are those of docs/results/notes.md.
     print(systems, sd, seeds, {name: f"{count / simulations:.1%}" for name, count in found.items()})
     assert found["raw"] <= {2: 0.14, 3: 0.09, 5: 0.07}[seeds] * simulations
     if seeds > 2:

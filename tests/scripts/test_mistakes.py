@@ -31,7 +31,7 @@ MISTAKES = [
     ("diversify", ["out", *FILES, "data.alignments=a"], "data.alignments: would be for one direction only"),
     ("diversify", ["out", *FILES, "--search", "search.beam_size=0"], "search.beam_size=0: input should be"),
     ("draw_alignment", ["nowhere", "the dog", "here.png"], "run=nowhere: no such directory"),
-    ("draw_presets", ["sweep", "pictures", "--presets", "nobody"], "invalid choice: 'nobody'"),
+    ("draw_presets", ["sweep", "pictures"], "sweep: has no runs"),
     ("find_lr", [*TINY, "--start", "1", "--end", "0.1"], "--start 1: must be below --end 0.1"),
     ("find_lr", ["--updates", "3"], "--updates must be at least 20"),
     ("find_lr", ["processes=2"], "find_lr tests a new run in one process"),
