@@ -24,6 +24,10 @@ class Aligned(NamedTuple):
     log_prob: Tensor | None = None  # (B, T) log-probability of the sampled position
     entropy: Tensor | None = None  # (B, T) entropy of the distribution, in nats
 
+    def choice(self, query: Tensor) -> "Choice | None":
+        """Return what REINFORCE needs to know; query: (B, T, Q). None if it does not train the weights."""
+        return None if self.log_prob is None or self.entropy is None else Choice(self.log_prob, self.entropy, query)
+
 
 class Choice(NamedTuple):
     """What REINFORCE needs to know about the positions that hard attention sampled."""

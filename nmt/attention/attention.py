@@ -161,16 +161,16 @@ class Attention(nn.Module):
         is known to have a valid position. Then `Memory.mask` is set if the window and the normalizer can use it.
         """
         values = in_autocast_dtype(states if values is None else values)  # cast once, not at every step
-        keys, projections = self.score.keys(states), [self.score.key_projection()]
+        keys, projection = self.score.keys(states), self.score.key_projection()
         if self.coverage is not None:
-            keys = self.coverage.keys(keys)
-            projections.append(self.coverage.key_projection())
+            keys, own = self.coverage.keys(keys), self.coverage.key_projection()
+            projection = own if projection is None else torch.cat([projection, own], dim=-1)
         valid = self.score.defined_at(valid)
         mask = None
         if nonempty and self.window.reach is None and self.normalizer.takes_masked:
             zeros = wide(torch.zeros_like(valid, dtype=values.dtype))
             mask = zeros.masked_fill(~valid, torch.finfo(zeros.dtype).min)[:, None]
-        memory = Memory(values, keys, valid, mask, _cat_present(projections))
+        memory = Memory(values, keys, valid, mask, projection)
         if self.chunk is None:
             return memory
         score = self.chunk.score
@@ -212,19 +212,16 @@ class Attention(nn.Module):
         return join_steps(steps)
 
     def _attend(self, query: Tensor, memory: Memory, past: Past, steps: range) -> Attended:
-        """Attend with queries (B, T, Q) of T steps, or of T hypotheses at one step. The past stays unchanged."""
-        if self.window.reach is None:
-            return self._attend_all(query, memory, past, None, steps)
-        centres = self.window.centres(query, memory.valid, steps)
-        needs_all_positions = memory.steering is not None or memory.detailed
-        if not needs_all_positions and self.window.narrows(memory.valid.shape[1]):
-            return self._attend_window(query, memory, past, centres)
-        return self._attend_all(query, memory, past, centres, steps)
+        """Attend with queries (B, T, Q) of T steps, or of T hypotheses at one step. The past stays unchanged.
 
-    def _attend_all(self, query: Tensor, memory: Memory, past: Past, centres: Tensor | None, steps: range) -> Attended:
-        """Attend over all positions. A local window, given by its centres, becomes a mask over them."""
-        keep, falloff = memory.valid[:, None], None
-        if centres is not None:
+        A local window becomes a mask over all positions, unless it is much narrower than the sentence.
+        """
+        keep, centres, falloff = memory.valid[:, None], None, None
+        if self.window.reach is not None:
+            centres = self.window.centres(query, memory.valid, steps)
+            needs_all_positions = memory.steering is not None or memory.detailed
+            if not needs_all_positions and self.window.narrows(memory.valid.shape[1]):
+                return self._attend_window(query, memory, past, centres)
             offsets = torch.arange(keep.shape[-1], device=keep.device) - centres[:, :, None]
             keep, falloff = keep & self.window.holds(offsets), self.window.falloff(offsets)
         energies = self.score(query, memory.keys, self._key_update(memory, past))
@@ -247,7 +244,7 @@ class Attention(nn.Module):
             past,
             distribution.log_weights,
             log_stops,
-            _choice(aligned, query),
+            None if aligned.log_prob is None else aligned.choice(query),
             _detail(aligned.weights, centres, log_stops) if memory.detailed else None,
         )
 
@@ -277,14 +274,16 @@ class Attention(nn.Module):
             spread(aligned.weights, 0.0),
             past,
             None if log_weights is None else spread(log_weights, -torch.inf),
-            choice=_choice(aligned, query),
+            choice=aligned.choice(query),
         )
 
     def _key_update(self, memory: Memory, past: Past) -> KeyUpdate | None:
         if memory.projection is None:
             return None
-        covered = None if self.coverage is None else self.coverage.key_features(past)
-        features = _cat_present([self.score.key_features(past), covered])
+        features = self.score.key_features(past)
+        if self.coverage is not None:
+            covered = self.coverage.key_features(past)
+            features = covered if features is None else torch.cat([features, covered], dim=-1)
         assert features is not None
         return KeyUpdate(features, memory.projection)
 
@@ -372,26 +371,12 @@ class MultiHeadAttention(nn.Module):
         return folded.view(-1, self.heads, *folded.shape[1:])
 
 
-def _cat_present(parts: Sequence[Tensor | None]) -> Tensor | None:
-    """Concatenate the tensors among `parts` along their last axis; None if there are none."""
-    present = [part for part in parts if part is not None]
-    if len(present) < 2:  # noqa: PLR2004
-        return present[0] if present else None
-    return torch.cat(present, dim=-1)
-
-
 def _detail(weights: Tensor, centres: Tensor | None, log_stops: Tensor | None) -> Detail:
     """Make the `Detail` of one head from weights (B, T, S), and if present, centres (B, T) and log_stops (B, T, S)."""
     stops = None
     if log_stops is not None:
         stops = torch.where((log_stops > -torch.inf).any(-1), log_stops.argmax(-1), -1)[:, None]
     return Detail(weights[:, None], None if centres is None else centres[:, None], stops)
-
-
-def _choice(aligned: Aligned, query: Tensor) -> Choice | None:
-    if aligned.log_prob is None or aligned.entropy is None:
-        return None
-    return Choice(aligned.log_prob, aligned.entropy, query)
 
 
 def _log_mean(log_weights: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ def test_gradients_of_inputs_leave_nothing_in_those_of_parameters(score: str) ->
     model = model_of(attention=attention(score), decoder__attend="before")
     for partial in (False, True):
         embedded = model.source_embedding(SOURCE).detach().requires_grad_()
-        decoded = model.decode(TARGET, model.encode_embedded(embedded, LENGTHS, SOURCE))
+        decoded = model.decode(TARGET, model.encode(SOURCE, LENGTHS, embedded))
         loss = logits_of(model, decoded).log_softmax(-1)[..., 4].sum()
         if partial:
             torch.autograd.grad(loss, embedded, retain_graph=True)
