@@ -97,7 +97,9 @@ class StraightThroughAlignment(Alignment):
         impossible = probs == 0
         if not self.training:
             return Aligned(_one_hot(probs, impossible))
-        noisy = _finite_logs(distribution) + _gumbel_noise(probs)
+        # Gumbel noise is -log x of an exponential variate x, kept above 0 so that the logarithm is finite.
+        variates = torch.empty_like(probs).exponential_().clamp_(min=torch.finfo(probs.dtype).tiny)
+        noisy = _finite_logs(distribution) - variates.log_()
         noisy = noisy.masked_fill(impossible, torch.finfo(noisy.dtype).min)
         soft = torch.softmax(noisy / self.temperature, dim=-1).masked_fill(impossible, 0.0)
         return Aligned(_one_hot(noisy, impossible) + (soft - soft.detach()))
@@ -127,11 +129,6 @@ def _one_hot(scores: Tensor, impossible: Tensor) -> Tensor:
     position becomes a row of zeros."""
     best = scores.argmax(-1, keepdim=True)
     return torch.zeros_like(scores).scatter_(-1, best, 1.0).masked_fill(impossible, 0.0)
-
-
-def _gumbel_noise(like: Tensor) -> Tensor:
-    """Draw -log x of exponential variates x; they are kept above 0, so that the logarithm is finite."""
-    return -torch.empty_like(like).exponential_().clamp_(min=torch.finfo(like.dtype).tiny).log_()
 
 
 class PolicyLoss(NamedTuple):

@@ -186,10 +186,15 @@ class Attention(nn.Module):
 
     def sequence(self, query: Tensor, memory: Memory, past: Past) -> Attended:
         """Attend at T successive steps of each sentence: queries (B, T, Q) -> Attended."""
-        if self.reads_past:
-            return self._step_by_step(query, memory, past)
-        steps = range(past.step, past.step + query.shape[1])
-        return self._attend(query, memory, past, steps)._replace(past=past._replace(step=steps.stop))
+        if not self.reads_past:
+            steps = range(past.step, past.step + query.shape[1])
+            return self._attend(query, memory, past, steps)._replace(past=past._replace(step=steps.stop))
+        attended, memory = list[Attended](), memory.shared()
+        with deferring(self):
+            for query_t in query.unbind(1):
+                attended.append(self.step(query_t[:, None], memory, past))
+                past = attended[-1].past
+        return join_steps(attended)
 
     def step(self, query: Tensor, memory: Memory, past: Past) -> Attended:
         """Attend at one step with K hypotheses per sentence: queries (B, K, Q) -> Attended, whose axis T has length K.
@@ -202,14 +207,6 @@ class Attention(nn.Module):
         if self.reads_past:
             return attended._replace(past=past.after(attended.weights, attended.log_stops))
         return attended._replace(past=past._replace(step=past.step + 1))
-
-    def _step_by_step(self, query: Tensor, memory: Memory, past: Past) -> Attended:
-        steps, memory = list[Attended](), memory.shared()
-        with deferring(self):
-            for query_t in query.unbind(1):
-                steps.append(self.step(query_t[:, None], memory, past))
-                past = steps[-1].past
-        return join_steps(steps)
 
     def _attend(self, query: Tensor, memory: Memory, past: Past, steps: range) -> Attended:
         """Attend with queries (B, T, Q) of T steps, or of T hypotheses at one step. The past stays unchanged.
@@ -231,21 +228,29 @@ class Attention(nn.Module):
             distribution = self.normalizer(energies + memory.mask, None, past)
         log_stops = distribution.log_weights if self.normalizer.stops else None
         if self.chunk is not None:
-            distribution = self.chunk(log_stops, self._chunk_energies(self.chunk.score, query, memory, past), keep)
+            assert memory.chunk_keys is not None
+            features, projection = self.chunk.score.key_features(past), memory.chunk_projection
+            update = None if features is None or projection is None else KeyUpdate(features, projection)
+            distribution = self.chunk(log_stops, self.chunk.score(query, memory.chunk_keys, update), keep)
         aligned = Aligned(distribution.weights) if self.alignment is None else self.alignment(distribution)
         if memory.steering is not None:
             aligned = aligned._replace(weights=memory.steering.replace(steps, aligned.weights))
             if log_stops is not None:
                 log_stops = memory.steering.replace_stops(steps, log_stops)
-        context = product(self.drop(aligned.weights, memory), memory.values)
+        detail = None
+        if memory.detailed:
+            stops = None
+            if log_stops is not None:
+                stops = torch.where((log_stops > -torch.inf).any(-1), log_stops.argmax(-1), -1)[:, None]
+            detail = Detail(aligned.weights[:, None], None if centres is None else centres[:, None], stops)
         return Attended(
-            context,
+            product(self.drop(aligned.weights, memory), memory.values),
             aligned.weights,
             past,
             distribution.log_weights,
             log_stops,
             None if aligned.log_prob is None else aligned.choice(query),
-            _detail(aligned.weights, centres, log_stops) if memory.detailed else None,
+            detail,
         )
 
     def _attend_window(self, query: Tensor, memory: Memory, past: Past, centres: Tensor) -> Attended:
@@ -286,14 +291,6 @@ class Attention(nn.Module):
             features = covered if features is None else torch.cat([features, covered], dim=-1)
         assert features is not None
         return KeyUpdate(features, memory.projection)
-
-    def _chunk_energies(self, score: Score, query: Tensor, memory: Memory, past: Past) -> Tensor:
-        """Compute the energies of the score within chunks: (B, T, Q) -> (B, T, S)."""
-        assert memory.chunk_keys is not None
-        features, projection = score.key_features(past), memory.chunk_projection
-        update = None if features is None or projection is None else KeyUpdate(features, projection)
-        energies: Tensor = score(query, memory.chunk_keys, update)
-        return energies
 
     def _scaled(self, normalized: Normalized, falloff: Tensor | None) -> Normalized:
         """Multiply a distribution by the window's falloff. For an alignment, make the weights sum to 1 again."""
@@ -351,11 +348,17 @@ class MultiHeadAttention(nn.Module):
         return self._fold(self.query_proj(query)), memory, map_tensors(lambda part: part.flatten(0, 1), past)
 
     def _join(self, attended: Attended, query: Tensor) -> Attended:
-        unfold = self._unfold
+        def unfold(folded: Tensor) -> Tensor:  # separates the heads from the batch axis: (B N, ...) -> (B, N, ...)
+            return folded.view(-1, self.heads, *folded.shape[1:])
+
         context = unfold(attended.context).transpose(1, 2).flatten(2)
         log_weights, choice = attended.log_weights, attended.choice
         if log_weights is not None:
-            log_weights = _log_mean(unfold(log_weights))
+            # Where all heads have -inf, their mean is -inf, without a gradient.
+            of_heads = unfold(log_weights)
+            nowhere = (of_heads == -torch.inf).all(1)
+            mean = of_heads.masked_fill(nowhere[:, None], 0.0).logsumexp(1) - math.log(self.heads)
+            log_weights = mean.masked_fill(nowhere, -torch.inf)
         if choice is not None:
             choice = Choice(unfold(choice.log_prob).sum(1), unfold(choice.entropy).sum(1), query)
         weights, past = unfold(attended.weights).mean(1), map_tensors(unfold, attended.past)
@@ -365,23 +368,3 @@ class MultiHeadAttention(nn.Module):
     def _fold(self, projected: Tensor) -> Tensor:
         """Move the heads to the batch axis: (B, ..., N d) -> (B N, ..., d)."""
         return torch.stack(projected.chunk(self.heads, dim=-1), dim=1).flatten(0, 1)
-
-    def _unfold(self, folded: Tensor) -> Tensor:
-        """Separate the heads from the batch axis: (B N, ...) -> (B, N, ...)."""
-        return folded.view(-1, self.heads, *folded.shape[1:])
-
-
-def _detail(weights: Tensor, centres: Tensor | None, log_stops: Tensor | None) -> Detail:
-    """Make the `Detail` of one head from weights (B, T, S), and if present, centres (B, T) and log_stops (B, T, S)."""
-    stops = None
-    if log_stops is not None:
-        stops = torch.where((log_stops > -torch.inf).any(-1), log_stops.argmax(-1), -1)[:, None]
-    return Detail(weights[:, None], None if centres is None else centres[:, None], stops)
-
-
-def _log_mean(log_weights: Tensor) -> Tensor:
-    """Compute the logarithm of the heads' mean weight from log-weights: (B, N, T, S) -> (B, T, S). Where all heads have
-    -inf, it is -inf, without a gradient."""
-    nowhere = (log_weights == -torch.inf).all(1)
-    mean = log_weights.masked_fill(nowhere[:, None], 0.0).logsumexp(1) - math.log(log_weights.shape[1])
-    return mean.masked_fill(nowhere, -torch.inf)

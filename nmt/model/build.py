@@ -144,8 +144,11 @@ def initialize(model: Seq2Seq) -> None:
             for gate in torch.split(parameter, parameter.shape[1]):
                 nn.init.orthogonal_(gate)
         elif "weight_ih" in name:
-            hidden = parameter.shape[0] // _gates(model, name)
-            gates = torch.split(parameter, hidden)
+            rnn = (
+                model.encoder.rnn if name.startswith("encoder") else model.decoder.rnn
+            )  # `conditional` has the same type
+            number = {nn.RNN: 1, nn.GRU: 3, nn.LSTM: 4}[type(rnn)]
+            gates = torch.split(parameter, parameter.shape[0] // number)
             for gate in gates:
                 nn.init.xavier_uniform_(gate)
             if len(gates) == 4:  # noqa: PLR2004
@@ -157,11 +160,6 @@ def initialize(model: Seq2Seq) -> None:
     for embedding in (model.source_embedding, model.target_embedding):
         nn.init.normal_(embedding.weight, std=embedding.embedding_dim**-0.5)
         embedding.weight[embedding.padding_idx] = 0.0
-
-
-def _gates(model: Seq2Seq, name: str) -> int:
-    rnn = model.encoder.rnn if name.startswith("encoder") else model.decoder.rnn  # `conditional` has the same type
-    return {nn.RNN: 1, nn.GRU: 3, nn.LSTM: 4}[type(rnn)]
 
 
 def _encoder(config: schema.Model) -> Encoder:

@@ -430,7 +430,10 @@ class Decoder(nn.Module):
         attended = context = upper = None
         gates = word.gates
         if self.attend == "before":
-            attended, into_gates, context = self._query(self._output(before.recurrent), state)
+            # The query is the top layer's output: its state, plus its input if it has a residual connection.
+            hidden, residual = before.recurrent.hidden, self.residual
+            query = sum(hidden[residual - 1 :], hidden[residual - 2]) if residual else hidden[-1]
+            attended, into_gates, context = self._query(query, state)
             gates = gates + into_gates
         if before.feed is not None and parameters.feed is not None:
             gates = gates + linear(before.feed, parameters.feed)
@@ -455,11 +458,6 @@ class Decoder(nn.Module):
         if state.source is not None and attended is not None:
             state = state._replace(source=state.source._replace(past=attended.past))
         return DecoderStep(output, attended, readout, context, state)
-
-    def _output(self, recurrent: RecurrentState) -> Tensor:
-        """Return the top layer's output (N, H): its state, plus its input if it has a residual connection."""
-        hidden, residual = recurrent.hidden, self.residual
-        return sum(hidden[residual - 1 :], hidden[residual - 2]) if residual else hidden[-1]
 
     def _query(self, query: Tensor, state: DecoderState) -> tuple[Attended, Tensor, Tensor]:
         """Attend with the queries (N, H) of one step, grouped by sentence.

@@ -139,14 +139,13 @@ class LatentDecoder(Decoder):
         return Run(hidden, attended), Mixture(mixture.readouts, attended.weights, mixture.positions)
 
     def step(self, word: WordProducts, state: DecoderState) -> tuple[Prediction, Tensor | None, DecoderState]:
-        """See Decoder. The prediction is a mixture grouped by sentence."""
         step = self._decode_step(word, state)
         assert step.attended is not None
         weights = step.attended.weights[:, 0]
         return step.mixture or self._mix(step.output, weights, word.readout, state)[0], weights, step.state
 
     def observe(self, state: DecoderState, tokens: Tensor, output: OutputLayer) -> DecoderState:
-        """See Decoder. Compute the posterior of the previous step's position given the previous token. It replaces the
+        """Compute the posterior of the previous step's position given the previous token. It replaces the
         weights of that step where later steps read them (Shankar and Sarawagi 2019, eq. 3 to 5)."""
         pending = state.hypothesis.pending
         if pending is None:
@@ -169,7 +168,7 @@ class LatentDecoder(Decoder):
     def posterior(
         self, decoded: Decoded, embedded: Tensor, state: DecoderState, target: Tensor, counted: Tensor, output: Output
     ) -> Tensor | None:
-        """See Decoder. Compute p(s_t | y_1 ... y_t) of the position s_t of each step, or p(s_t | y_1 ... y_T) if the
+        """Compute p(s_t | y_1 ... y_t) of the position s_t of each step, or p(s_t | y_1 ... y_T) if the
         positions are the states of a hidden Markov model."""
         posterior, prior = super().posterior(decoded, embedded, state, target, counted, output), decoded.weights
         if not self.chain or state.attended_source().memory.steering is not None:

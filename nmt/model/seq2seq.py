@@ -194,20 +194,17 @@ def _negative_log_likelihood(logits: Tensor, targets: Tensor) -> tuple[Tensor, d
 
 
 class EnsembleState(NamedTuple):
-    """The states of the models' decoders."""
+    """The states of the models' decoders; for the methods see DecoderState."""
 
     members: tuple[DecoderState, ...]
 
     def steered(self, steering: Steering) -> Self:
-        """See DecoderState.steered."""
         return self._replace(members=tuple(member.steered(steering) for member in self.members))
 
     def select(self, index: Tensor) -> Self:
-        """Take rows; see `State`."""
         return self._replace(members=tuple(member.select(index) for member in self.members))
 
     def branch(self, index: Tensor, sentences: Tensor | None) -> Self:
-        """Reorder hypotheses; see `State`."""
         return self._replace(members=tuple(member.branch(index, sentences) for member in self.members))
 
 
