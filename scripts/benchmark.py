@@ -28,7 +28,7 @@ from operations import operations
 
 from nmt.cli.app import run_command
 from nmt.cli.compose import compose, without_size
-from nmt.cli.train import Start, new_run
+from nmt.cli.start import Start, new_run
 from nmt.config.compose import config_dir
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig

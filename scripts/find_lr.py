@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from nmt.cli.app import run_command
-from nmt.cli.train import Start, new_run
+from nmt.cli.start import Start, new_run
 from nmt.config.errors import UserError
 from nmt.system.distributed import Interrupted
 from nmt.system.files import to_json, write_atomically

@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch import multiprocessing
 
 from nmt.cli.app import run_command
-from nmt.cli.train import Start, new_run
+from nmt.cli.start import Start, new_run
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import Batch, make_batches
 from nmt.data.prepare import prepare

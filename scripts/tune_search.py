@@ -17,7 +17,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from nmt.cli.app import output_folder
+from nmt.cli.commands import output_folder
 from nmt.config.compose import merge_search
 from nmt.config.errors import UserError
 from nmt.config.schema import training as schema

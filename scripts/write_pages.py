@@ -1,9 +1,9 @@
 """Write the parts of the documentation that come from other files, so that it reads the same on disk and on the site.
 
 docs/configuration/ is a reference of every value, from the comments of configs/ and the types of the schema. Each page
-of an attention preset shows the parts of the preset, from configs/attention, its row in docs/results/demo.md and its
-row in the leaderboard, whose figures `scripts/evidence.py table` writes. The tables of the study of pronunciations are
-those that `scripts/corpora.py table` writes. The pages on Python come from docstrings.
+of an attention preset has a line of its figures, from the leaderboard, which `scripts/evidence.py table` writes, and
+from docs/results/demo.md. The tables of the study of pronunciations are those that `scripts/corpora.py table` writes.
+The pages on Python come from docstrings.
 
     python scripts/write_pages.py           # writes the files that differ
     python scripts/write_pages.py --check   # names the files that differ, and then exits with status 1
@@ -20,6 +20,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import yaml
 from python_reference import reference
 
@@ -339,62 +340,7 @@ def pages(configs: Path) -> dict[str, str]:
     return found
 
 
-PARTS = {  # group in a preset's defaults -> its name in the table of the preset's parts
-    "score": "Score",
-    "window": "Window",
-    "normalizer": "Normalizer",
-    "alignment": "Alignment",
-    "coverage": "Coverage",
-    "projection": "Projection",
-    "/encoder": "Encoder",
-    "/decoder": "Decoder",
-}
-ENCODER = {
-    "layers": "Encoder layers",
-    "bidirectional": "Both directions",
-    "residual": "Residual connections from layer",
-}
-DECODER = {
-    "layers": "Decoder layers",
-    "residual": "Residual connections from layer",
-    "attend": "Attends",
-    "input_feeding": "Input feeding",
-    "readout": "Readout",
-    "bridge": "First state",
-}
 SECTION = re.compile(r"<!-- (\w+)((?: [\w.]+)*) -->\n.*?<!-- end -->", re.S)
-
-
-def preset_parts(root: Path, preset: str) -> str:
-    """Return a Markdown table of the parts that a preset is made of."""
-    values = yaml.safe_load((root / "configs" / "attention" / f"{preset}.yaml").read_text(encoding="utf-8"))
-    rows = []
-    for entry in values.get("defaults", []):
-        if isinstance(entry, dict):
-            ((group, choice),) = entry.items()
-            part = group.removeprefix("override ").partition("@")[0]
-            name = part.removeprefix("/") if part.startswith("/") else f"attention/{part}"
-            rows.append((PARTS[part], f"`{name}={choice}`"))
-    if "context" in values["attention"]:
-        rows.append(("Context", f"`attention.context={values['attention']['context']}`"))
-    for section, titles in (("encoder", ENCODER), ("decoder", DECODER)):
-        settings = values.get(section, {})
-        rows += [
-            (title, f"`{section}.{key}={str(settings[key]).lower()}`")
-            for key, title in titles.items()
-            if key in settings
-        ]
-    return "\n".join(["| Part | Setting |", "|---|---|", *(f"| {title} | {setting} |" for title, setting in rows)])
-
-
-def preset_figures(root: Path, preset: str) -> str:
-    """Return the header and a preset's row of the table in docs/results/demo.md, or a sentence if it has no row."""
-    lines = (root / "docs" / "results" / "demo.md").read_text(encoding="utf-8").splitlines()
-    row = next((number for number, line in enumerate(lines) if re.match(rf"\| `{preset}`[^|]* \|", line)), None)
-    if row is None:
-        return "The results on the demo corpus do not contain this preset yet."
-    header = max(number for number in range(row) if lines[number].startswith("|---")) - 1
-    return "\n".join([lines[header], lines[header + 1], lines[row]])
 
 
 def board(root: Path, corpus: str = MAIN_BOARD) -> Json:
@@ -453,6 +399,36 @@ def leaderboard(root: Path, corpus: str) -> str:
     return "\n".join([*header, *rows.values()])
 
 
+def preset_figures(root: Path, preset: str) -> str:
+    """Return a preset's figures in the leaderboard and in docs/results/demo.md with their conditions, in one line."""
+    comparison, parts = board(root), []
+    difference = {row["system"]: row for row in comparison["differences"]}.get(preset)
+    for system in (system for system in comparison["systems"] if system["name"] == preset):
+        decoder = settings(root, preset)["decoder"]
+        given = (
+            f"{len(system['seeds'])} seeds, `decoder.readout={decoder['readout']} decoder.bridge={decoder['bridge']}`"
+        )
+        text = f"{system['bleu']:.2f} BLEU on the [Multi30k leaderboard](../results/leaderboard.md) ({given})"
+        if difference:
+            p = f"p {'<' if difference['p'] < SMALLEST_P else '='} {max(difference['p'], SMALLEST_P):.3f}"
+            gain = f"{difference['difference']:+.2f} ± {difference['difference_ci']:.2f}"
+            text += f", {gain} against `{comparison['baseline']}` ({p})"
+        parts.append(f"{text}; {system['update_milliseconds']:,.0f} ms an update on one thread")
+    demo = (root / "docs" / "results" / "demo.md").read_text(encoding="utf-8")
+    if match := re.search(rf"^\| `{preset}`[^|]* \|(?:[^|]*\|){{2}} ([^|]*) \|[^|]*\| ([^|]*) \|", demo, re.M):
+        bleu, aer = match.groups()
+        aligned = "" if aer == "-" else f" and an AER of {aer}"
+        parts.append(f"{bleu} BLEU{aligned} on the [demo corpus](../results/demo.md) (1 seed)")
+    return f"**Figures:** {'; '.join(parts) or 'none yet'}."
+
+
+def settings(root: Path, preset: str) -> Json:
+    """Read the configuration with which the leaderboard's runs of a preset were trained."""
+    with np.load(root / BOARDS / MAIN_BOARD / f"attention-{preset}_seed-1.npz", allow_pickle=False) as arrays:
+        config: Json = json.loads(arrays["record"].tobytes())["config"]
+    return config
+
+
 def words(root: Path, metric: str) -> str:
     """Return the table and the picture of the study of pronunciations by a metric, as `scripts/corpora.py table` has
     written them, or a sentence if it has no finished runs."""
@@ -463,14 +439,6 @@ def words(root: Path, metric: str) -> str:
         f"![Average ranks, and groups without significant differences]({STUDY.name}/comparison/{metric}_ranks.svg)"
     )
     return f"{written.read_text(encoding='utf-8')}\n{picture}"
-
-
-def board_row(root: Path, preset: str) -> str:
-    """Return the header and a preset's row of the leaderboard, or a sentence if the preset has no finished run."""
-    header, rows = board_rows(root)
-    if preset not in rows:
-        return "The leaderboard has no finished run of this preset yet."
-    return "\n".join([*header, rows[preset]])
 
 
 def headline(root: Path, names: str) -> str:
@@ -506,9 +474,7 @@ def python(_: Path, names: str) -> str:
 
 
 FILLS = {  # by the NAME in `<!-- NAME -->`
-    "parts": preset_parts,
     "figures": preset_figures,
-    "board": board_row,
     "leaderboard": leaderboard,
     "words": words,
     "headline": headline,

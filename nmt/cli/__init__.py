@@ -1,7 +1,8 @@
 """The six commands. Only this package imports Hydra.
 
 Begin with `entry.py`, which the installed commands call, then read the command itself: `train.py`, `translate.py`, or
-`commands.py` for the others. `app.py` starts Hydra, hands the typed configuration to the command and turns errors into
-one line and an exit status. `compose.py` reads the command line, and `help.py` words errors and --help. `sweep.py` runs
-several jobs, `optuna_sweeper.py` chooses the values of a sweep's jobs, and `launch.py` starts several processes.
+`commands.py` for the others. `app.py` runs a command and turns an error into one line and an exit status. `compose.py`
+composes the typed configuration from the command line, `explain.py` words the errors of Hydra, and `help.py` prints
+--help. `start.py` makes a new or a resumed run of it, `sweep.py` runs several jobs through Hydra, `optuna_sweeper.py`
+chooses the values of a sweep's jobs, and `launch.py` starts several processes.
 """

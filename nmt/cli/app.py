@@ -7,26 +7,25 @@ import logging
 import os
 import signal
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import IO, Any, AnyStr, NoReturn
 
 from nmt.cli.compose import parse_arguments
 from nmt.cli.explain import explain
 from nmt.cli.help import information
-from nmt.config.errors import UserError, format_value, printable, user_path
+from nmt.config.errors import UserError, format_value, printable
 from nmt.system.processes import leave_group, local_rank, rank
 
 DEBUG = "HYDRA_FULL_ERROR"  # environment variable that asks for tracebacks
 MAX_MESSAGE = 500  # characters of a line of an error message; longer lines are cut
 STOPPED = 128  # the exit status of a command that signal N stopped is STOPPED + N
-# System errors that a user can cause: closed pipes and streams, full disks, missing permissions, unsuitable paths.
+# System errors that a user can cause: closed pipes and streams, full disks, missing permissions, missing and unsuitable
+# paths.
 USER_ERRNOS = {
     *(errno.EPIPE, errno.EBADF),
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO),
     *(errno.EACCES, errno.EPERM, errno.EROFS),
-    *(errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL),
+    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL),
 }
 
 
@@ -37,66 +36,42 @@ def run_command(
 
     `work` returns the exit status, or None for 0. `arguments` replaces sys.argv[1:].
     """
-    _prepare_streams(command)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # for characters that its encoding lacks
     words = list(sys.argv[1:] if arguments is None else arguments)
-
-    def job() -> int:
-        _check_surroundings()
-        log_to_stream(sys.stderr)
-        text = information(command, parse_arguments(command, words))
-        if text is None:
-            return work(words) or 0
-        if error := write(sys.stdout, text, "standard output"):
-            raise error
-        return 0
-
     outcome: int | Exception
     try:
-        outcome = attempt(job, bool(os.environ.get(DEBUG)))
+        outcome = attempt(lambda: _inform_or_work(command, work, words), bool(os.environ.get(DEBUG)))
     except KeyboardInterrupt:
         print(f"nmt-{command}: interrupted", file=sys.stderr)
         outcome = STOPPED + signal.SIGINT
     except SystemExit as exit_:  # at a signal that stopped the job
         outcome = int(exit_.code or 0)
     unwritten = write(sys.stdout, "", "standard output")
-    _exit(outcome if isinstance(outcome, Exception) else unwritten or outcome, command)
+    if isinstance(outcome, int) and unwritten is None:
+        sys.exit(outcome)
+    error = outcome if isinstance(outcome, Exception) else unwritten
+    assert error is not None
+    status = 0 if is_unread(error) else 2
+    if status:
+        report(error, command)
+    if joined():  # the group's threads would abort an orderly exit
+        leave(status)
+    sys.exit(status)
 
 
-def _prepare_streams(command: str) -> None:
-    """Replace standard input and standard error if they are closed, and let standard output take all characters.
-
-    Python sets a stream to None if it was closed before the command began. Exits with 2 if standard output is closed.
-    """
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-    if sys.stdin is None:
-        sys.stdin = open(os.devnull)  # noqa: SIM115
-    if sys.stdout is None:
-        print(f"nmt-{command}: error: standard output is closed", file=sys.stderr)
-        sys.exit(2)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # for characters that its encoding lacks
-
-
-def _check_surroundings() -> None:
-    """Raise UserError where no command could work."""
+def _inform_or_work(command: str, work: Callable[[list[str]], int | None], words: list[str]) -> int:
     try:
-        rank()
-    except UserError:
+        log_to_stream(sys.stderr)
+    except UserError:  # variables of a group that no launcher would set
         leave_group()  # so that the error can be reported
         raise
-    with _reworded("the working directory was deleted; change to another one"):
-        os.getcwd()
-    with _reworded("no folder for temporary files can be written to; set TMPDIR to one"):
-        tempfile.gettempdir()  # libraries need it as soon as they are imported
-
-
-@contextlib.contextmanager
-def _reworded(message: str) -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError:
-        raise UserError(message) from None
+    text = information(command, parse_arguments(command, words))
+    if text is None:
+        return work(words) or 0
+    if error := write(sys.stdout, text, "standard output"):
+        raise error
+    return 0
 
 
 def attempt(work: Callable[[], int], debug: bool) -> int | Exception:
@@ -130,18 +105,6 @@ def report(error: Exception, command: str) -> None:
         return
     for line in explain(error, command).split("\n"):
         print(f"{name}: error: {format_value(line, MAX_MESSAGE)}", file=sys.stderr)
-
-
-def _exit(outcome: int | Exception, command: str) -> NoReturn:
-    """Print the error, if any, and exit: with 2 after an error, else with the status."""
-    if isinstance(outcome, int):
-        sys.exit(outcome)
-    status = 0 if is_unread(outcome) else 2
-    if status:
-        report(outcome, command)
-    if joined():  # the group's threads would abort an orderly exit
-        leave(status)
-    sys.exit(status)
 
 
 def is_unread(error: Exception) -> bool:
@@ -197,31 +160,3 @@ def log_to_stream(stream: Any) -> None:  # noqa: ANN401
     logger.handlers = [handler]
     logger.setLevel(logging.INFO)
     logger.propagate = False
-
-
-@contextlib.contextmanager
-def output_folder(output: str, marker: str, content: str, option: str = "output=") -> Iterator[Path]:
-    """Create the folder `output` if it is missing. If the body raises, remove new folders that are empty.
-
-    Raises UserError if the folder cannot be created or written, or if it holds files but not `marker`, the file by
-    which an earlier result is recognised. In messages, `option` names the argument and `content` the kind of result.
-    """
-    folder = user_path(output)
-    if any(path.exists() and not path.is_dir() for path in (folder, *folder.parents)):
-        raise UserError(f"{option}{output}: is a file or lies below a file; name a folder")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / marker).is_file():
-        raise UserError(f"{option}{output}: holds files other than {content}; name another folder")
-    created = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{option}{output}: cannot be created ({error.strerror})") from None
-    try:
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise UserError(f"{option}{output}: cannot be written; name another folder")
-        yield folder
-    except BaseException:
-        with contextlib.suppress(OSError):
-            for path in created:
-                path.rmdir()
-        raise

@@ -6,16 +6,18 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
-from nmt.cli.app import STOPPED, output_folder, run_command
+from pydantic import BaseModel
+
+from nmt.cli.app import STOPPED, run_command
 from nmt.cli.compose import configured
 from nmt.cli.entry import exit_at_ctrl_c
 from nmt.cli.launch import shared_by_processes
@@ -25,17 +27,16 @@ from nmt.system.files import short_name
 from nmt.system.processes import leave_group
 
 if TYPE_CHECKING:
-    from nmt.evaluate.evaluation import EvaluationFolder
     from nmt.evaluate.metrics import ScoreSettings
     from nmt.system.distributed import ProcessGroup
     from nmt.system.run import RunDirectory
-    from nmt.translate.translator import Translator
 
 log = logging.getLogger(__name__)
 MAX_NAME = 150  # characters of the settings in a file's name
 TOKEN = "NMT_SERVE_TOKEN"
 SERVE_PACKAGES = ("fastapi", "prometheus_client", "uvicorn")
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+T = TypeVar("T", bound=BaseModel)
 
 
 def evaluate_main() -> None:
@@ -44,27 +45,31 @@ def evaluate_main() -> None:
 
 
 def compare_main() -> None:
-    leave_group()
-    run_command("compare", lambda arguments: _compare(configured("compare", schema.CompareConfig, arguments)))
+    _run_alone("compare", schema.CompareConfig, _compare)
 
 
 def serve_main() -> None:
-    leave_group()
-    run_command("serve", lambda arguments: _serve(configured("serve", schema.ServeConfig, arguments)))
+    _run_alone("serve", schema.ServeConfig, _serve)
 
 
 def export_main() -> None:
+    _run_alone("export", schema.ExportConfig, _export)
+
+
+def _run_alone(command: str, schema: type[T], work: Callable[[T], None]) -> None:
+    """Run a command whose work is not shared by several processes."""
     leave_group()
-    run_command("export", lambda arguments: _export(configured("export", schema.ExportConfig, arguments)))
+    run_command(command, lambda arguments: work(configured(command, schema, arguments)))
 
 
 def _evaluate(config: schema.EvaluateConfig) -> None:
     with exit_at_ctrl_c("evaluate"):
         from nmt.system.distributed import ProcessGroup
         from nmt.system.machine import fair_waiting, tune_memory
+    run = config.run[0] if len(config.run) == 1 else config.run
     tune_memory()
     with ProcessGroup.join() as group, fair_waiting():
-        evaluate(config, group, partial(_print_result, config))
+        evaluate(config, group, lambda result: print(json.dumps({"run": run, "split": config.split, **result})))
 
 
 def evaluate(
@@ -79,8 +84,8 @@ def evaluate(
     """
     from tqdm.auto import tqdm
 
-    from nmt.evaluate.evaluation import evaluate_run, warn_if_texts_differ
-    from nmt.system.run import RunDirectory, load_config
+    from nmt.evaluate.evaluation import EvaluationFolder, evaluate_run, warn_if_texts_differ
+    from nmt.system.run import EVALUATION, RunDirectory, load_config
     from nmt.translate.translator import Translator
 
     runs = [RunDirectory.existing(path) for path in config.run]
@@ -100,7 +105,9 @@ def evaluate(
         warn_if_texts_differ(runs, config.split)
         output: EvaluationFolder | str = changed_settings(config, trained, runs[0].last_machine().get("precision"))
         if folder is not None:
-            output = _open_folder(folder, stack, runs, translator, settings, config.checkpoint)
+            opened = output_folder(folder, EVALUATION, "an evaluation")
+            created = translator.group.on_main(lambda: stack.enter_context(opened))
+            output = EvaluationFolder.at(created, runs, translator, settings, config.checkpoint)
         bar = stack.enter_context(tqdm(total=sentences, desc=f"translate {config.split}", unit=" sent", disable=hidden))
         try:
             evaluate_run(
@@ -164,28 +171,6 @@ def changed_settings(config: schema.EvaluateConfig, trained: schema.TrainConfig,
     return short_name("_".join(f"{key}-{text}" for key, text in texts.items()), MAX_NAME)
 
 
-def _open_folder(
-    path: str,
-    stack: ExitStack,
-    runs: list["RunDirectory"],
-    translator: "Translator",
-    settings: "ScoreSettings",
-    checkpoint: str,
-) -> "EvaluationFolder":
-    """Open the folder for the results of an ensemble or an archive; rank 0 creates it."""
-    from nmt.evaluate.evaluation import EvaluationFolder
-    from nmt.system.run import EVALUATION
-
-    folder = output_folder(path, EVALUATION, "an evaluation")
-    created = translator.group.on_main(lambda: stack.enter_context(folder))
-    return EvaluationFolder.at(created, runs, translator, settings, checkpoint)
-
-
-def _print_result(config: schema.EvaluateConfig, result: dict[str, Any]) -> None:
-    run = config.run[0] if len(config.run) == 1 else config.run
-    print(json.dumps({"run": run, "split": config.split, **result}))
-
-
 def _compare(config: schema.CompareConfig) -> None:
     table, folder = compare(config)
     print(table)
@@ -205,8 +190,35 @@ def compare(config: schema.CompareConfig) -> tuple[str, Path]:
         return write_comparison(output=output, **settings), output
 
 
+@contextmanager
+def output_folder(output: str, marker: str, content: str, option: str = "output=") -> Iterator[Path]:
+    """Create the folder `output` if it is missing. If the body raises, remove new folders that are empty.
+
+    Raises UserError if the folder cannot be created or written, or if it holds files but not `marker`, the file by
+    which an earlier result is recognised. In messages, `option` names the argument and `content` the kind of result.
+    """
+    folder = user_path(output)
+    if any(path.exists() and not path.is_dir() for path in (folder, *folder.parents)):
+        raise UserError(f"{option}{output}: is a file or lies below a file; name a folder")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / marker).is_file():
+        raise UserError(f"{option}{output}: holds files other than {content}; name another folder")
+    created = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{option}{output}: cannot be created ({error.strerror})") from None
+    try:
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise UserError(f"{option}{output}: cannot be written; name another folder")
+        yield folder
+    except BaseException:
+        with suppress(OSError):
+            for path in created:
+                path.rmdir()
+        raise
+
+
 def _serve(config: schema.ServeConfig) -> None:
-    """Serve a page and a service for trained models."""
     if missing := [name for name in SERVE_PACKAGES if find_spec(name) is None]:
         packages = " ".join(name.replace("_", "-") for name in SERVE_PACKAGES)
         raise UserError(f"the package {missing[0]} is missing: pip install {packages}")
@@ -273,7 +285,6 @@ def _is_loopback(host: str) -> bool:
 
 
 def _export(config: schema.ExportConfig) -> None:
-    """Pack a trained model into one file."""
     with exit_at_ctrl_c("export"):
         from nmt.export.contents import contents
         from nmt.system.files import write_archive

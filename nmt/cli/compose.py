@@ -5,8 +5,8 @@ import os
 import re
 import warnings
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
 
@@ -21,14 +21,12 @@ from pydantic import BaseModel
 from nmt.cli.explain import choices_of, explain
 from nmt.config.compose import config_dir, drop_unused_values, validated, validated_union
 from nmt.config.errors import UserError, format_value, nearest, plain_value, quoted, user_path
-from nmt.config.schema.base import text_keys
 from nmt.config.schema.data import Data
 from nmt.config.schema.model import SizeThresholds
 
-TEXT_KEYS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.job.name")
 SEARCH_PATH = "hydra.searchpath"
-# What a single run and a sweep of nmt-train take of Hydra's own keys, by their start.
-RUN_KEYS = ("hydra.run.dir", "hydra.job.name", "hydra.mode", SEARCH_PATH)
+# The keys of Hydra that nmt-train takes for a single run and for a sweep, by their start.
+RUN_KEYS = (SEARCH_PATH, "hydra.run.dir", "hydra.job.name", "hydra.mode")
 SWEEP_KEYS = ("hydra.sweep.", "hydra.launcher", "hydra.sweeper", "hydra/launcher", "hydra/sweeper", "hydra.job.env")
 T = TypeVar("T", bound=BaseModel)
 log = logging.getLogger(__name__)
@@ -65,24 +63,84 @@ def configured(command: str, schema: type[T], arguments: Sequence[str]) -> T:
     return compose(command, schema, parse_arguments(command, arguments).overrides)[0]
 
 
-def compose(command: str, schema: type[T], overrides: Sequence[str]) -> tuple[T, dict[str, str]]:
+def compose(command: str, schema: type[T], words: Sequence[str]) -> tuple[T, dict[str, str]]:
     """Compose and check the configuration of a command from overrides, without changing Hydra's global state.
 
     Returns the configuration and the choice of each group. Raises UserError with the message of the command.
     """
-    words = with_texts_quoted(overrides, schema)
-    if several := [each for each in check(words, command) if each.is_sweep_override()]:
-        raise UserError(several_values(several[0], command))
-    config = composed(command, words)
-    return typed(command, schema, config, config.hydra, words)
+    overrides = parsed(words, command)
+    refuse_several_values(overrides, command)
+    return typed(command, schema, composed(command, lines(overrides)), lines(overrides))
 
 
-def composed(command: str, words: Sequence[str], started: bool = False) -> DictConfig:
-    """Compose the YAML files of a command, with Hydra's own section `hydra`.
+def parsed(words: Sequence[str], command: str) -> list[Override]:
+    """Parse overrides. Raises UserError for those that cannot be parsed or would have no effect."""
+    overrides = [_parsed(_as_meant(word)) for word in words]
+    taken = (*RUN_KEYS, *SWEEP_KEYS) if command == "train" else (SEARCH_PATH,)
+    for override in overrides:
+        key, word = str(override.key_or_group), format_value(override.input_line)
+        if key.startswith("hydra") and not key.startswith(taken):
+            raise UserError(
+                f"{word}: of Hydra's keys, nmt-{command} takes only {', '.join(taken)}{nearest(key, taken)}"
+            )
+        is_choice = override.is_delete() or override.is_sweep_override() or isinstance(override.value(), str | list)
+        if (config_dir() / key).is_dir() and not is_choice:
+            raise UserError(f"{word}: choose one of {', '.join(choices_of(key, command))}")
+    return overrides
 
-    started: True within a job of a sweep, for which Hydra has been started. Raises UserError.
+
+def _as_meant(word: str) -> str:
+    """Rewrite what Hydra would not read as it was meant: a home directory ~, and a text such as 2024_01_15.
+
+    A shell expands ~ only at the start of a word. Removes a prefix ++, which has no effect, since all keys exist.
     """
-    with explained(command, words), nullcontext() if started else hydra_of(command):
+    key, _, text = word.removeprefix("++").partition("=")
+    if re.fullmatch(r"~[a-zA-Z0-9_./-]*", text):
+        return f"{key}={quoted(user_path(text))}"
+    is_number = "_" in text and isinstance(plain_value(text), int | float)
+    return f"{key}={quoted(text)}" if is_number else word.removeprefix("++")
+
+
+def _parsed(word: str) -> Override:
+    if "=" not in word and not word.startswith("~"):
+        hint = ""
+        if os.path.exists(word):
+            hint = f"; write run={word}" if os.path.isdir(word) else f"; to read this file, write < {word}"
+        raise UserError(f"{format_value(word)}: expected KEY=VALUE or GROUP=CHOICE{hint}")
+    try:
+        return OverridesParser.create().parse_override(word)
+    except (HydraException, ValueError, RecursionError) as error:
+        reason = format_value(str(error).partition("\n")[0])
+        raise UserError(
+            f"{format_value(word)}: cannot be parsed ({reason}); write no spaces around =, and quote values with "
+            "characters other than ASCII letters, digits and . / - _ +, as in \"key='a=b'\""
+        ) from None
+
+
+def lines(overrides: Iterable[Override]) -> list[str]:
+    """Return overrides as they are typed."""
+    return [override.input_line or "" for override in overrides]
+
+
+def refuse_several_values(overrides: Iterable[Override], command: str) -> None:
+    """Raise UserError for an override that has several values or an interval, and say what to write instead."""
+    for override in overrides:
+        if override.is_sweep_override():
+            key, _, values = str(override.input_line).partition("=")
+            sweep = "; for a sweep add -m" if command == "train" else ""
+            if "interval(" in values:
+                raise UserError(f"{override.input_line}: interval(a,b) is for a search: add -m hydra/sweeper=optuna")
+            raise UserError(f"{override.input_line}: for a list give '{key}=[{values}]'{sweep}")
+
+
+def of_job(words: Iterable[str]) -> list[str]:
+    """Return the overrides without those of Hydra's own keys."""
+    return [word for word in words if not word.lstrip("+~").startswith("hydra")]
+
+
+def composed(command: str, words: Sequence[str]) -> DictConfig:
+    """Compose the YAML files of a command, with Hydra's own section `hydra`. Raises UserError."""
+    with explained(command, words), hydra_of(command):
         return hydra.compose(command, [*words], return_hydra_config=True)
 
 
@@ -104,55 +162,33 @@ def explained(command: str, words: Sequence[str]) -> Iterator[None]:
         raise UserError(explain(error, command, words)) from error
 
 
-def typed(
-    command: str,
-    schema: type[T],
-    config: DictConfig,
-    hydra_config: Any,  # noqa: ANN401
-    words: Sequence[str],
-    started: bool = False,
-) -> tuple[T, dict[str, str]]:
+def typed(command: str, schema: type[T], config: DictConfig, words: Sequence[str]) -> tuple[T, dict[str, str]]:
     """Check what Hydra has composed from these words. size=auto becomes the size for the corpus.
 
     Returns the configuration and the choice of each group. Raises UserError.
     """
-    _refuse_shadowed(hydra_config)
     if "thresholds" in config.get("size", {}):
         with explained(command, words):
             size = _size_for_corpus(config)
-        config = composed(command, [*without_size(words), f"size={size}"], started)
-        hydra_config = config.hydra
+        config = composed(command, [*without_size(words), f"size={size}"])
         with open_dict(config):
             config.size.pop("thresholds", None)  # a recipe may have set them
     with explained(command, words):
         job = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
         values = cast(dict[str, Any], OmegaConf.to_container(job, resolve=True, throw_on_missing=True))
-    return validated(schema, drop_unused_values(schema, values, words)), choices(hydra_config)
+    selected = {str(group): str(choice) for group, choice in config.hydra.runtime.choices.items()}
+    choices = {group: choice for group, choice in selected.items() if not group.startswith("hydra/")}
+    for source in config.hydra.runtime.config_sources:  # of equal names in two folders, Hydra takes the first
+        for file in (Path(source.path, group, f"{choice}.yaml") for group, choice in choices.items()):
+            ours = config_dir() / file.relative_to(source.path)
+            if source.schema == "file" and file != ours and file.is_file() and ours.is_file():
+                raise UserError(f"{file}: has the name of a choice of nmt, which would be used; rename it")
+    return validated(schema, drop_unused_values(schema, values, words)), choices
 
 
-def choices(hydra_config: Any) -> dict[str, str]:  # noqa: ANN401
-    """Return the selected choice of each group."""
-    selected = hydra_config.runtime.choices
-    return {str(group): str(choice) for group, choice in selected.items() if not str(group).startswith("hydra/")}
-
-
-def without_size(words: Sequence[str]) -> list[str]:
+def without_size(words: Iterable[str]) -> list[str]:
     """Return the overrides without size= and size.thresholds."""
     return [word for word in words if not word.lstrip("+~").startswith(("size=", "size.thresholds"))]
-
-
-def of_job(words: Sequence[str]) -> list[str]:
-    """Return the overrides without those of Hydra's own keys."""
-    return [word for word in words if not word.lstrip("+~").startswith("hydra")]
-
-
-def _refuse_shadowed(hydra_config: Any) -> None:  # noqa: ANN401
-    """Raise UserError for a choice that also exists in the user's own folder: Hydra would take that of nmt."""
-    folders = [Path(source.path) for source in hydra_config.runtime.config_sources if source.schema == "file"]
-    for name in (f"{group}/{choice}.yaml" for group, choice in choices(hydra_config).items()):
-        for file in (folder / name for folder in folders if folder != config_dir()):
-            if file.is_file() and (config_dir() / name).is_file():
-                raise UserError(f"{file}: has the name of a choice of nmt, which would be used; rename it")
 
 
 def _size_for_corpus(config: DictConfig) -> str:
@@ -162,88 +198,15 @@ def _size_for_corpus(config: DictConfig) -> str:
     """
     from nmt.data.corpus import count_pairs, splits
 
-    values = OmegaConf.to_container(config.data, resolve=True, throw_on_missing=True)
-    data = validated_union(Data, cast(dict[str, Any], values), "data")
-    values = cast(dict[str, Any], OmegaConf.to_container(config.size))["thresholds"]
-    thresholds = validated_union(SizeThresholds, cast(dict[str, Any], values), "size.thresholds")
-    pairs = count_pairs(splits(data)["train"])
-    reached = {least: size for size, least in thresholds if pairs >= least}
+    data, size = (
+        cast(dict[str, Any], OmegaConf.to_container(section, resolve=True, throw_on_missing=True))
+        for section in (config.data, config.size)
+    )
+    pairs = count_pairs(splits(validated_union(Data, data, "data"))["train"])
+    thresholds = validated_union(SizeThresholds, size["thresholds"], "size.thresholds")
+    reached = {least: name for name, least in thresholds if pairs >= least}
     if not reached:
         raise UserError(f"size.thresholds: no size begins at or below {pairs:,} training pairs; set one to 0")
-    size = str(reached[max(reached)])
-    log.info("size: %s, for %s training pairs", size, f"{pairs:,}")
-    return size
-
-
-def check(words: Sequence[str], command: str) -> list[Override]:
-    """Parse overrides. Raises UserError for those that cannot be parsed or would have no effect."""
-    parsed = [_parsed(word) for word in words]
-    for override in parsed:
-        key, line = str(override.key_or_group), format_value(override.input_line)
-        if command != "train" and key.startswith("hydra") and key != SEARCH_PATH:
-            raise UserError(f"{line}: is for nmt-train only")
-        if (config_dir() / key).is_dir() and not _names_choices(override):
-            raise UserError(f"{line}: choose one of {', '.join(choices_of(key, command))}")
-        if key.startswith("hydra") and not key.startswith((*RUN_KEYS, *SWEEP_KEYS)):
-            raise UserError(f"{line}: nmt writes its own files and log in the run's directory; leave it out")
-    return parsed
-
-
-def _names_choices(override: Override) -> bool:
-    if override.is_delete() or override.is_sweep_override():
-        return True
-    value = override.value()
-    return all(isinstance(name, str) for name in (value if isinstance(value, list) else [value]))
-
-
-def _parsed(word: str) -> Override:
-    if "=" not in word and not word.startswith("~"):
-        hint = ""
-        if os.path.exists(word):
-            hint = f"; write run={word}" if os.path.isdir(word) else f"; to read this file, write < {word}"
-        raise UserError(f"{format_value(word)}: expected KEY=VALUE or GROUP=CHOICE{hint}")
-    try:
-        return OverridesParser.create().parse_override(word)
-    except (HydraException, ValueError, RecursionError) as error:
-        reason = format_value(str(error).partition("\n")[0])
-        raise UserError(
-            f"{format_value(word)}: cannot be parsed ({reason}); write no spaces around =, and quote values with "
-            "characters other than ASCII letters, digits and . / - _ +, as in \"key='a=b'\""
-        ) from None
-
-
-def several_values(override: Override, command: str) -> str:
-    """Say what to write for a list or a sweep in place of several values."""
-    key, _, values = str(override.input_line).partition("=")
-    if "interval(" in values:
-        return f"{override.input_line}: interval(a,b) is for a search: add -m hydra/sweeper=optuna"
-    sweep = "; for a sweep add -m" if command == "train" else ""
-    return f"{override.input_line}: for a list give '{key}=[{values}]'{sweep}"
-
-
-def with_texts_quoted(overrides: Sequence[str], schema: type[BaseModel]) -> list[str]:
-    """Expand ~ in overrides, and quote texts that Hydra would read as a number or truth value, such as 2024_01 or nan.
-
-    Texts are paths, names and choices. A shell expands ~ only at the start of a word, not after `=`. A prefix ++ has no
-    effect, since all keys exist, and is removed.
-    """
-    keys = {*text_keys(schema), *TEXT_KEYS}
-    return [_with_text_quoted(override.removeprefix("++"), keys) for override in overrides]
-
-
-def _with_text_quoted(override: str, keys: set[str]) -> str:
-    key, _, text = override.partition("=")
-    if re.fullmatch(r"~[a-zA-Z0-9_./-]*", text):
-        return f"{key}={quoted(user_path(text))}"
-    name = key.lstrip("+")
-    takes_text = name in keys or (config_dir() / name).is_dir()
-    return f"{key}={quoted(text)}" if takes_text and isinstance(plain_value(text), bool | int | float) else override
-
-
-def value_of(override: str) -> str:
-    """Return the value of an override as text, without the quotes that Hydra would remove."""
-    text = override.partition("=")[2]
-    with suppress(HydraException, ValueError):
-        value = OverridesParser.create().parse_override(override).value()
-        return value if isinstance(value, str) else text
-    return text
+    chosen = str(reached[max(reached)])
+    log.info("size: %s, for %s training pairs", chosen, f"{pairs:,}")
+    return chosen

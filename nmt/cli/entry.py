@@ -5,37 +5,8 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import NoReturn
-
-
-def train() -> None:
-    """Run nmt-train: train a model, evaluate it and draw its alignments."""
-    _run("train", "nmt.cli.train", "main")
-
-
-def translate() -> None:
-    """Run nmt-translate: translate standard input to standard output."""
-    _run("translate", "nmt.cli.translate", "main")
-
-
-def evaluate() -> None:
-    """Run nmt-evaluate: score a trained run, or an ensemble, on a split of its corpus."""
-    _run("evaluate", "nmt.cli.commands", "evaluate_main")
-
-
-def compare() -> None:
-    """Run nmt-compare: rank systems, test their differences for significance, show where they differ."""
-    _run("compare", "nmt.cli.commands", "compare_main")
-
-
-def serve() -> None:
-    """Run nmt-serve: serve a page and a web service for trained models."""
-    _run("serve", "nmt.cli.commands", "serve_main")
-
-
-def export() -> None:
-    """Run nmt-export: pack a trained model into one file."""
-    _run("export", "nmt.cli.commands", "export_main")
 
 
 def _run(command: str, module: str, name: str) -> None:
@@ -62,3 +33,11 @@ def _exit(command: str) -> NoReturn:
     with suppress(OSError):  # the terminal may be closed
         os.write(2, f"nmt-{command}: interrupted\n".encode())
     os._exit(128 + signal.SIGINT)
+
+
+train = partial(_run, "train", "nmt.cli.train", "main")
+translate = partial(_run, "translate", "nmt.cli.translate", "main")
+evaluate = partial(_run, "evaluate", "nmt.cli.commands", "evaluate_main")
+compare = partial(_run, "compare", "nmt.cli.commands", "compare_main")
+serve = partial(_run, "serve", "nmt.cli.commands", "serve_main")
+export = partial(_run, "export", "nmt.cli.commands", "export_main")

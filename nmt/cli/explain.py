@@ -17,26 +17,25 @@ SET_BY_SIZE = {"size.lr": "optimizer.lr", "size.vocab_size": "tokenizer.vocab_si
 Words = Sequence[str]
 
 
-def explain(error: Exception, command: str, words: Words = ()) -> str:
+def explain(error: BaseException, command: str, words: Words = ()) -> str:
     """Explain an error to the user, one line for each problem; `words` are the overrides that led to it."""
-    if isinstance(error, UserError):
-        return str(error)
+    if mistake := next((each for each in (error, error.__cause__) if isinstance(each, UserError)), None):
+        return str(mistake)  # a cause where Hydra called what raised it
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith("See http")]
     for pattern, explanation in EXPLANATIONS.items():
-        # Hydra may put the message of a UserError below its own, and lists choices below "Available options in ...".
+        # Hydra lists choices below "Available options in ...".
         if match := re.search(pattern, "\n".join(lines), re.MULTILINE):
             if message := explanation(match, command, words):
                 return message
             break
     if isinstance(error, MissingMandatoryValue):
         return f"{error.full_key}: missing; give it as {error.full_key}=..."
-    text = " ".join(dict.fromkeys(lines)) or type(error).__name__
     if isinstance(error, OmegaConfBaseException) and error.full_key:
         references = " ".join(format_value(word) for word in words if "${" in word)
         return f"{error.full_key}: {lines[0]}{f' ({references})' if references else ''}"
-    return text
+    return " ".join(dict.fromkeys(lines)) or type(error).__name__
 
 
 def choices_of(group: str, command: str) -> list[str]:
@@ -61,8 +60,7 @@ def _config_files(command: str) -> list[Path]:
     """List all YAML files of a command, including choices that are not selected."""
     roots = sorted(config_dir().iterdir()) if command == "train" else []
     roots += [config_dir() / "search"] if command in {"evaluate", "translate", "serve"} else []
-    folders = [root for root in roots if root.is_dir() and root.name != "hydra"]
-    return [config_dir() / f"{command}.yaml", *(path for root in folders for path in sorted(root.rglob("*.yaml")))]
+    return [config_dir() / f"{command}.yaml", *(path for root in roots for path in sorted(root.rglob("*.yaml")))]
 
 
 def _group(folder: Path) -> str:
@@ -76,14 +74,15 @@ def _keys_of(path: Path) -> list[str]:
     text = path.read_text(encoding="utf-8")
     parts = path.parent.relative_to(config_dir()).parts
     prefix = "" if "@package _global_" in text else ".".join([*parts, ""])
-    job = {str(key): value for key, value in (yaml.safe_load(text) or {}).items() if key not in {"defaults", "hydra"}}
-    return [key for key, _ in flatten(job, prefix)]
+    values = {str(key): value for key, value in (yaml.safe_load(text) or {}).items() if key not in NO_KEYS}
+    return [key for key, _ in flatten(values, prefix)]
+
+
+NO_KEYS = {"defaults", "hydra", "_target_"}  # entries of YAML files that users do not override
 
 
 def _unknown_key(match: re.Match[str], command: str, words: Words) -> str:
     key, keys = match[1], known_keys(command)
-    if key.startswith("hydra."):
-        return f"{key}: unknown key{_keys_beside(key, words)}"
     if key in SET_BY_SIZE:
         return f"{key}: size=auto sets this from the corpus; override {SET_BY_SIZE[key]} instead"
     inner = [name for word in words if word.startswith(f"{key}={{") for name in re.findall(r"[{,]\s*(\w+)\s*:", word)]
@@ -93,30 +92,19 @@ def _unknown_key(match: re.Match[str], command: str, words: Words) -> str:
         section, _, part = key.partition("/")
         return f"{key}: the chosen {section} has no {part}; choose another {section}"
     if key in keys:
-        choices = _choices_with(key, command)
+        choices = _choices_with(key)
         available = f"; available with {', '.join(choices)}" if choices else ""
-        return f"{key}: not a key of the chosen {key.partition('.')[0]}{available}"
+        return f"{key}: not a key of the chosen {key.rpartition('.')[0]}{available}"
     candidates = [name for name in keys if name not in SET_BY_SIZE]
     candidates += ["hydra.run.dir"] if command == "train" else []
     return f"{key}: unknown key{nearest_key(key, candidates)} (nmt-{command} --help lists all)"
 
 
-def _keys_beside(key: str, words: Words) -> str:
-    """Return the end of a message: the nearest key of the chosen launcher or sweeper, and all its keys."""
-    group = "/".join(key.split(".")[:2])
-    chosen = [word.partition("=")[2] for word in words if word.startswith(f"{group}=")]
-    path = config_dir() / group / f"{chosen[-1] if chosen else ''}.yaml"
-    if not path.is_file():
-        return "; keys of a launcher or sweeper need hydra/launcher=... or hydra/sweeper=..."
-    keys = [name.split(".", 2)[2] for name in _keys_of(path) if not name.endswith("._target_")]
-    return f"{nearest(key.split('.', 2)[2], keys)} ({group}={chosen[-1]} has: {', '.join(keys)})"
-
-
-def _choices_with(key: str, command: str) -> list[str]:
+def _choices_with(key: str) -> list[str]:
     """Return the choices, as GROUP=CHOICE, whose files define the key or section."""
     return [
         f"{_group(path.parent)}={path.stem}"
-        for path in _config_files(command)[1:]
+        for path in _config_files("train")[1:]
         if path.stem in choices_of(_group(path.parent), "train")
         and not path.is_relative_to(config_dir() / RECIPES)
         and any(f"{name}.".startswith(f"{key}.") for name in _keys_of(path))
@@ -135,20 +123,8 @@ def _unknown_choice(match: re.Match[str], command: str, words: Words) -> str | N
     return f"{group}={choice}: not one of {', '.join(choices)}{nearest(choice, choices)}" if choices else None
 
 
-def _not_in_utf8(match: re.Match[str], _: str, words: Words) -> str:
-    """Name the YAML file, in a folder of the search path, that is not UTF-8 text."""
-    parts = [part for word in words if "searchpath" in word for part in re.split(r"[=,'\[\]]", word)]
-    for path in (path for part in parts if Path(part).is_dir() for path in sorted(Path(part).rglob("*.yaml"))):
-        try:
-            path.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            return f"{path}: is not UTF-8 text ({match[1]}); save it as UTF-8"
-    return f"a YAML file is not UTF-8 text ({match[1]})"
-
-
 # Patterns in the messages of Hydra and OmegaConf, and functions that word the explanation from the match.
 EXPLANATIONS: dict[str, Callable[[re.Match[str], str, Words], str | None]] = {
-    r"UserError raised while resolving interpolation: (.*)|UserError\(['\"](.*)['\"]\)$": lambda m, *_: m[1] or m[2],
     r"hydra_plugins\.hydra_(\w+)_launcher": lambda m, *_: (
         f"hydra/launcher: {m[1]} is not installed: pip install hydra-{m[1]}-launcher"
     ),
@@ -159,7 +135,6 @@ EXPLANATIONS: dict[str, Callable[[re.Match[str], str, Words], str | None]] = {
     r"invalid literal for int\(\) with base 10: '(.*)'": lambda m, *_: (
         f"{m[1]}: a key within a list, which has no keys; set the whole list, as in logger=[tensorboard]"
     ),
-    "codec can't decode byte .*: (.*)$": _not_in_utf8,
     "INTERVAL_SWEEP": lambda *_: "interval(a,b) is for a search: add hydra/sweeper=optuna",
     r"Could not (?:find|load) '([^'\n]*)'": _unknown_choice,
 }

@@ -1,7 +1,6 @@
 """What --help, --version and --cfg print: the YAML files in configs/ as they stand, versions, composed values."""
 
 from argparse import Namespace
-from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from nmt import DISTRIBUTION
-from nmt.cli.compose import composed, explained, value_of
+from nmt.cli.compose import composed, explained, lines, parsed
 from nmt.cli.explain import RECIPES, choices_of
 from nmt.config.compose import config_dir
 
@@ -27,45 +26,40 @@ def information(command: str, options: Namespace) -> str | None:
     """Return the text that --version, --help or --cfg asks for; None if no option asks for a text."""
     if options.version:
         return f"nmt {version(DISTRIBUTION)} (Hydra {version('hydra-core')})\n"
+    overrides = parsed(options.overrides, command) if options.help or options.cfg else []
     if options.help:
-        return help_text(command, options.overrides)
+        return help_text(command, {str(each.key_or_group): str(each.value()) for each in overrides})
     if options.cfg:
-        config = composed(command, options.overrides)
+        words = lines(overrides)
+        config = composed(command, words)
         job = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-        with explained(command, options.overrides):
+        with explained(command, words):
             return OmegaConf.to_yaml(job, resolve=options.resolve)
     return None
 
 
-def help_text(command: str, overrides: list[str]) -> str:
-    """Return the command's file, the files of the selected choices, and a list of all choices."""
-    parts = [GRAMMAR.format(command=f"nmt-{command}", more=MORE if command == "train" else "")]
-    parts += [path.read_text(encoding="utf-8") for path in (config_dir() / f"{command}.yaml",)]
-    for group, choice in _selected(command, overrides).items():
+def help_text(command: str, named: dict[str, str]) -> str:
+    """Return the command's file, the files of the selected choices, and a list of all choices.
+
+    named: overrides by key.
+    """
+    path, files = config_dir() / f"{command}.yaml", []
+    for group, choice in (_defaults(path) | named).items():
         file = config_dir() / group / f"{choice}.yaml"
-        if file.is_file():
-            parts.append(f"# ===== {group}={choice} =====\n{file.read_text(encoding='utf-8')}")
+        if (config_dir() / group).is_dir() and file.is_file():
+            files.append(f"# ===== {group}={choice} =====\n{file.read_text(encoding='utf-8')}")
+    grammar = GRAMMAR.format(command=f"nmt-{command}", more=MORE if command == "train" else "")
     listed = [f"# {group}: {', '.join(choices_of(group, command))}\n" for group in groups(command)]
-    return "\n".join([*parts, "".join(["# ===== Choices =====\n", *listed])])
+    return "\n".join([grammar, path.read_text(encoding="utf-8"), *files, "".join(["# ===== Choices =====\n", *listed])])
 
 
-def groups(command: str) -> Iterator[str]:
-    """Yield the groups of a command, such as attention/score."""
+def groups(command: str) -> list[str]:
+    """List the groups of a command, such as attention/score."""
     if command != "train":
-        yield from (group for group in _defaults(config_dir() / f"{command}.yaml") if "/" not in group)
-        return
-    for folder in sorted(path for path in config_dir().rglob("*") if path.is_dir()):
-        group = folder.relative_to(config_dir()).as_posix()
-        if not group.startswith(("hydra", f"{RECIPES}/")) or group in {"hydra/launcher", "hydra/sweeper"}:
-            yield group
-
-
-def _selected(command: str, overrides: list[str]) -> dict[str, str]:
-    """Return the choice of each group: those of the command's file, and those that the overrides name."""
-    named = {word.partition("=")[0].lstrip("+"): value_of(word) for word in overrides}
-    return _defaults(config_dir() / f"{command}.yaml") | {
-        key: value for key, value in named.items() if (config_dir() / key).is_dir()
-    }
+        return [group for group in _defaults(config_dir() / f"{command}.yaml") if "/" not in group]
+    folders = sorted(path for path in config_dir().rglob("*") if path.is_dir())
+    names = [folder.relative_to(config_dir()).as_posix() for folder in folders]
+    return [name for name in names if name != "hydra" and not name.startswith(f"{RECIPES}/")]
 
 
 def _defaults(path: Path) -> dict[str, str]:

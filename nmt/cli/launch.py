@@ -10,10 +10,12 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nmt.cli.app import STOPPED, attempt, is_unread, leave, log_to_stream
+from nmt.cli.entry import exit_at_ctrl_c
 from nmt.cli.explain import explain
+from nmt.cli.start import Start
 from nmt.config.errors import UserError
 from nmt.config.schema.commands import SavedRunCommand
 from nmt.system.processes import clean_start, cores, end_with, environment, rank, started_in_group
@@ -22,10 +24,11 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
     from torch.distributed.launcher.api import LaunchConfig
 
-SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 # Exit status of a process after a user's mistake, after any other exception, and where nobody reads its output.
 REFUSED, CRASHED, UNREAD = 2, 1, 3
 THIS_MACHINE, LOOPBACK = "127.0.0.1", "lo0" if sys.platform == "darwin" else "lo"
+ALREADY = "processes=: several processes were started already; leave it out"
 SECONDS_TO_SAVE = 600  # time for a process to finish its update or validation and to save, after a signal
 S = TypeVar("S", bound=SavedRunCommand)
 
@@ -34,22 +37,30 @@ def shared_by_processes(command: str, task: Callable[[S], None]) -> Callable[[S]
     """Wrap a command's task: config.processes processes then run it together and share the work."""
 
     def work(config: S) -> int:
-        if config.processes == 1:
-            task(config)
-            return 0
-        if started_in_group():
-            raise UserError("processes=: several processes were started already; leave it out")
+        if config.processes > 1 and started_in_group():
+            raise UserError(ALREADY)
         return in_processes(config.processes, command, task, config)
 
     return work
 
 
+def train(start: Start, observer: Any) -> int:  # noqa: ANN401
+    """Train a run in start.config.processes processes. Returns the exit status."""
+    with exit_at_ctrl_c("train"):
+        from nmt.training.job import train
+    return in_processes(start.config.processes, "train", train, *start, observer)
+
+
 def in_processes(count: int, command: str, job: Callable[..., int | None], *arguments: object) -> int:
     """Run `job(*arguments)` of a command in `count` processes, which share the standard streams.
+
+    Runs it in this process alone if `count` is 1 or if this process was started together with others.
 
     When one fails, its end closes its connections, which ends the others as well. All end when this process is killed.
     Returns the exit status. Raises UserError with the message of the process that failed first.
     """
+    if count == 1 or started_in_group():
+        return job(*arguments) or 0
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
@@ -74,7 +85,7 @@ def _settings(count: int, folder: str) -> "LaunchConfig":
     from torch.distributed.launcher.api import LaunchConfig
 
     # Signals that this process ignores, such as SIGHUP under nohup, stay ignored.
-    handled = [name for name in SIGNALS if signal.getsignal(getattr(signal, name)) != signal.SIG_IGN]
+    handled = [number.name for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
     # The oldest torch that we support lacks these options.
     newer = {"signals_to_handle": ",".join(handled), "shutdown_timeout": SECONDS_TO_SAVE}
     options = {field.name for field in fields(LaunchConfig)}
@@ -147,7 +158,7 @@ def _failed(failure: "ProcessFailure", command: str) -> int:
 @contextmanager
 def _own_handlers() -> Iterator[None]:
     """Restore this process's signal handlers after the context: torch would leave its handlers in place."""
-    before = {number: signal.getsignal(number) for number in (getattr(signal, name) for name in SIGNALS)}
+    before = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         yield
     finally:

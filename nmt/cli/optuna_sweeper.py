@@ -3,12 +3,11 @@
 Hydra's own Optuna plugin is limited to Optuna 2, cannot resume a search and cannot prune.
 """
 
-import fcntl
 import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -35,7 +34,6 @@ from nmt.system.files import try_lock
 from nmt.system.run import PRUNED, RunDirectory
 
 JOURNAL = "optuna.journal"  # file in the sweep's directory in which Optuna stores the trials
-LOCK = "optuna.lock"  # file that a process locks while it writes the journal
 STUDY = "sweep"
 STEPS_PER_EPOCH = 1000  # Optuna counts steps in whole numbers: they are thousandths of an epoch
 log = logging.getLogger(__name__)
@@ -90,31 +88,17 @@ class OptunaSweeper(Sweeper):
             direction="maximize" if sign_of(monitor) > 0 else "minimize",
             load_if_exists=True,
         )
-        distributions = {key: str(distribution) for key, distribution in space.items()}
-        self._check_same_search(study, {"monitor": monitor, "fixed": sorted(self._fixed), "space": distributions})
         self._resume(study, space)
         while missing := max(0, self.settings.n_trials - len(study.trials)):
             # The seed depends on the number of trials. Therefore an interrupted search, when resumed, makes the same
             # proposals as an uninterrupted one, if its jobs run one at a time.
-            study.sampler = SAMPLERS[self.settings.sampler](
-                seed=self._config.seed + len(study.trials), startup_trials=self.settings.startup_trials
-            )
+            seed, startup = self._config.seed + len(study.trials), self.settings.startup_trials
+            study.sampler = SAMPLERS[self.settings.sampler](seed, startup)
             self._launch(study, [study.ask(space) for _ in range(min(missing, self._parallel_trials()))])
         if study.get_trials(states=[optuna.trial.TrialState.COMPLETE]):
             best = study.best_trial
             values = " ".join(f"{key}={value}" for key, value in best.params.items())
             log.info("\nbest trial: %d, validation %s %.4f, with %s", best.number, monitor, best.value, values)
-
-    def _check_same_search(self, study: Any, search: dict[str, Any]) -> None:  # noqa: ANN401
-        """Store the search in a study that has none yet. Raises UserError if the study belongs to another search."""
-        saved = study.user_attrs.get("search")
-        if saved is None:
-            study.set_user_attr("search", search)
-        elif key := next((key for key in search if saved[key] != search[key]), None):
-            raise UserError(
-                f"{self._directory}: holds another search ({key}: {saved[key]} there, {search[key]} here); choose "
-                "another hydra.sweep.dir"
-            )
 
     def _resume(self, study: Any, space: Mapping[str, Any]) -> None:  # noqa: ANN401
         """Finish the trials that were running when the search was killed."""
@@ -169,15 +153,11 @@ def _consecutive(numbers: Iterable[int]) -> Iterator[list[int]]:
 
 def _register() -> None:
     """Register this module in the namespace hydra_plugins: Hydra accepts sweepers only from modules there."""
-    try:
-        import hydra_plugins
-    except ImportError:  # no other plugin is installed
-        hydra_plugins = ModuleType("hydra_plugins")
-        hydra_plugins.__path__ = []
-        sys.modules["hydra_plugins"] = hydra_plugins
-    hydra_plugins.nmt = sys.modules["hydra_plugins.nmt"] = sys.modules[__name__]
+    plugins = Plugins.instance()  # imports the namespace, if other plugins are installed
+    namespace = sys.modules.setdefault("hydra_plugins", ModuleType("hydra_plugins"))
+    namespace.__dict__["nmt"] = sys.modules["hydra_plugins.nmt"] = sys.modules[__name__]
     OptunaSweeper.__module__ = "hydra_plugins.nmt"
-    Plugins.instance().register(OptunaSweeper)
+    plugins.register(OptunaSweeper)
 
 
 _register()
@@ -212,10 +192,10 @@ class TrialObserver:
 def observer() -> TrialObserver | None:
     """Return the observer of this job if it belongs to a search, else None."""
     hydra = HydraConfig.get()
-    if not hydra.sweeper._target_.endswith(".OptunaSweeper"):
+    if not hydra.sweeper._target_.endswith(f".{OptunaSweeper.__name__}"):
         return None
-    sweeper = hydra.sweeper
-    return TrialObserver(Path(hydra.sweep.dir).absolute(), hydra.job.num, sweeper.pruner, sweeper.startup_trials)
+    directory, sweeper = Path(hydra.sweep.dir).absolute(), hydra.sweeper
+    return TrialObserver(directory, hydra.job.num, sweeper.pruner, sweeper.startup_trials)
 
 
 def _optuna() -> Any:  # noqa: ANN401
@@ -240,56 +220,33 @@ def _locked_journal(directory: Path) -> Iterator[None]:
 
 
 def _storage(directory: Path) -> Any:  # noqa: ANN401
-    storages, lock = _optuna().storages, JournalLock((directory / LOCK).absolute())
-    return storages.JournalStorage(storages.journal.JournalFileBackend(str((directory / JOURNAL).absolute()), lock))
-
-
-class JournalLock:
-    """Lets one process at a time write Optuna's journal.
-
-    Optuna's own lock is a link that a killed process leaves behind; the system releases this one.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def acquire(self) -> bool:
-        """Wait for the lock. Returns True, as Optuna expects."""
-        self._file = self._path.open("ab")
-        with suppress(OSError):  # some network file systems have no locks
-            fcntl.flock(self._file, fcntl.LOCK_EX)
-        return True
-
-    def release(self) -> None:
-        self._file.close()
+    storages = _optuna().storages
+    return storages.JournalStorage(storages.journal.JournalFileBackend(str((directory / JOURNAL).absolute())))
 
 
 def _distribution(override: Override) -> Any:  # noqa: ANN401
     """Return Optuna's distribution for interval(a,b), tag(log,interval(a,b)), range(a,b,step) or several values."""
     distributions, value = _optuna().distributions, override.value()
-    tags = set(getattr(value, "tags", ()))
-    if tags - ({"log"} if isinstance(value, IntervalSweep) else set()):
-        raise UserError(f"{override.input_line}: the only tag is log, for an interval: tag(log,interval(a,b))")
     if isinstance(value, IntervalSweep):
+        if value.tags - {"log"}:
+            raise UserError(f"{override.input_line}: the only tag is log, for an interval: tag(log,interval(a,b))")
         try:
-            return distributions.FloatDistribution(value.start, value.end, log="log" in tags)
+            return distributions.FloatDistribution(value.start, value.end, log="log" in value.tags)
         except ValueError as error:
             raise UserError(f"{override.input_line}: {error}") from None
     choices = list(override.sweep_string_iterator())
-    if not choices:
-        raise UserError(f"{override.input_line}: no values")
     if isinstance(value, RangeSweep) and not value.shuffle and all(choice.lstrip("-").isdigit() for choice in choices):
         numbers = sorted(map(int, choices))
         return distributions.IntDistribution(numbers[0], numbers[-1], step=abs(int(value.step)))
     return distributions.CategoricalDistribution(choices)
 
 
-SAMPLERS: dict[str, Callable[..., Any]] = {
-    "tpe": lambda seed, startup_trials: _optuna().samplers.TPESampler(seed=seed, n_startup_trials=startup_trials),
-    "random": lambda seed, startup_trials: _optuna().samplers.RandomSampler(seed=seed),
+SAMPLERS: dict[str, Callable[[int, int], Any]] = {  # by the seed and the number of trials before the sampler starts
+    "tpe": lambda seed, startup: _optuna().samplers.TPESampler(seed=seed, n_startup_trials=startup),
+    "random": lambda seed, startup: _optuna().samplers.RandomSampler(seed=seed),
 }
-PRUNERS: dict[str, Callable[[int], Any]] = {
-    "median": lambda startup_trials: _optuna().pruners.MedianPruner(n_startup_trials=startup_trials),
-    "halving": lambda startup_trials: _optuna().pruners.SuccessiveHalvingPruner(min_resource=STEPS_PER_EPOCH),
-    "none": lambda startup_trials: _optuna().pruners.NopPruner(),
+PRUNERS: dict[str, Callable[[int], Any]] = {  # by the number of finished trials before the pruner starts
+    "median": lambda startup: _optuna().pruners.MedianPruner(n_startup_trials=startup),
+    "halving": lambda startup: _optuna().pruners.SuccessiveHalvingPruner(min_resource=STEPS_PER_EPOCH),
+    "none": lambda startup: _optuna().pruners.NopPruner(),
 }

@@ -21,7 +21,7 @@ import torch
 from nmt.cli.app import log_to_stream
 from nmt.cli.commands import compare, evaluate
 from nmt.cli.compose import compose
-from nmt.cli.train import is_complete, new_run, resumed, resumes
+from nmt.cli.start import new_run, resumed, resumes
 from nmt.config import schema
 from nmt.config.errors import UserError, quoted, user_path
 from nmt.evaluate.metrics import METRICS
@@ -143,7 +143,7 @@ def train(*overrides: str, data: str | Mapping[str, object] | None = None, direc
     path = start.directory.absolute()
     if start.config.processes != 1:
         raise UserError("processes=: several processes are for nmt-train; a program trains in one")
-    if is_complete(start, {FINISHED}):
+    if start.is_complete({FINISHED}):
         log.info("%s: already finished: skipped", path)
         return Run(path)
     threads = torch.get_num_threads()

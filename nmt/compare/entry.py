@@ -177,7 +177,6 @@ def find_runs(names: Sequence[str]) -> dict[Path, bool]:
         paths = [named] if named.exists() else [Path(path) for path in sorted(glob.glob(str(named), recursive=True))]
         for failed in (folder for path in paths for folder in folders_with(path, ERROR)):
             if not (failed / "config.yaml").is_file():
-                RunDirectory(failed).check_contained()
                 message = read_bytes(failed / ERROR).decode(errors="replace").partition("\n")[0]
                 log.warning("left out: %s: failed (%s)", failed, message)
         below = []
@@ -226,11 +225,7 @@ def read_run(path: Path, split: str) -> tuple[Entry, HeldOut]:
 
 
 def _read_run(path: Path, split: str) -> tuple[Entry, HeldOut]:
-    if path.is_file():
-        run = RunDirectory.existing(path, "runs")
-    else:
-        run = RunDirectory(path)
-        run.check_contained()
+    run = RunDirectory.existing(path, "runs") if path.is_file() else RunDirectory(path)
     sources, references, gold = run.held_out(split)
     fields, settings, command = (_read_evaluation if (path / EVALUATION).is_file() else _read_training)(run)
     results = read_json(run.results).get(split)

@@ -28,7 +28,7 @@ from matplotlib.ticker import Locator, LogLocator, MaxNLocator, NullLocator
 from nmt.compare.columns import score_decimals
 from nmt.compare.compare import SIGNIFICANT, Comparison
 from nmt.evaluate.metrics import METRICS, sign_of
-from nmt.translate.heatmap import installed_fonts, one_warning_of_boxes
+from nmt.translate.heatmap import fonts_of, one_warning_of_boxes
 
 # Colours of the page's light theme, by the CSS custom property that replaces the colour on the page.
 THEME = {
@@ -112,7 +112,7 @@ class Picture:
 
     def _rendered(self, **options: Any) -> bytes:  # noqa: ANN401
         file = io.BytesIO()
-        with _style(self.name):
+        with _style(salt=self.name):
             self.figure.savefig(file, **options)
         return file.getvalue()
 
@@ -137,7 +137,7 @@ def draw(comparison: Comparison) -> dict[str, Picture]:
         return [Series(number, name, of_system) for number, (name, of_system) in numbered if of_system]
 
     pictures: dict[str, Drawn | None] = {}
-    with _style():
+    with _style(names):
         pictures["differences"] = _forest(comparison, names)
         cost, unit = _scaled([system["cost_seconds"] for system in systems])
         # A time of 0, of a training too short to measure, has no place on a logarithmic axis.
@@ -179,9 +179,10 @@ def _shortened(name: str) -> str:
 
 
 @contextmanager
-def _style(salt: str = "nmt") -> Iterator[None]:
-    """Apply STYLE with fonts for all scripts. Pictures with different `salt` have different ids in SVG."""
-    fonts = [*installed_fonts(), "sans-serif"]
+def _style(names: Sequence[str] = (), salt: str = "nmt") -> Iterator[None]:
+    """Apply STYLE, with fonts for the names of the systems. Pictures with different `salt` have different ids in
+    SVG."""
+    fonts = [*fonts_of(*names), "sans-serif"]
     with one_warning_of_boxes(), matplotlib.rc_context({**STYLE, "font.family": fonts, "svg.hashsalt": salt}):
         yield
 

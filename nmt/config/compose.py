@@ -40,12 +40,26 @@ def validated(schema: type[T], values: Mapping[str, Any], source: Path | None = 
 
     Raises UserError that names the key, the value and what is allowed, and the file `source` if given.
     """
+    result: T = validated_union(schema, values, prefix=f"{source}: " if source else "")
+    return result
+
+
+def validated_union(union: Any, values: Mapping[str, Any], section: str = "", prefix: str = "") -> Any:  # noqa: ANN401
+    """Check the values of one section whose type is a union on `kind`, for example (Search, {...}, "search").
+
+    Raises UserError as `validated` does, with `prefix` before each line.
+    """
     try:
-        return schema.model_validate(values)
+        return _validator(union).validate_python(values)
     except ValidationError as error:
-        prefix = f"{source}: " if source else ""
-        lines = [prefix + _explain(schema, values, problem) for problem in error.errors()]
+        lines = [prefix + _explain(union, values, problem, section) for problem in error.errors()]
         raise UserError("\n".join(dict.fromkeys(lines))) from None
+
+
+@cache
+def _validator(union: Any) -> TypeAdapter[Any]:  # noqa: ANN401
+    """Cache the adapter: it takes a millisecond to build, and the service needs it for each request."""
+    return TypeAdapter(union)
 
 
 def drop_unused_values(schema: type[T], values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -71,24 +85,6 @@ def drop_unused_values(schema: type[T], values: Mapping[str, Any], overrides: Se
                 "%s.%s=%s: ignored, not a value of %s=%s", name, key, format_value(section[key]), name, chosen[name]
             )
     return result
-
-
-def validated_union(union: Any, values: Mapping[str, Any], section: str) -> Any:  # noqa: ANN401
-    """Check the values of one section whose type is a union on `kind`, for example (Search, {...}, "search").
-
-    Raises UserError as `validated` does.
-    """
-    try:
-        return _validator(union).validate_python(values)
-    except ValidationError as error:
-        lines = [_explain(union, values, problem, section) for problem in error.errors()]
-        raise UserError("\n".join(dict.fromkeys(lines))) from None
-
-
-@cache
-def _validator(union: Any) -> TypeAdapter[Any]:  # noqa: ANN401
-    """Cache the adapter: it takes a millisecond to build, and the service needs it for each request."""
-    return TypeAdapter(union)
 
 
 def with_values(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

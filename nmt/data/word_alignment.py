@@ -84,13 +84,13 @@ def words_of_pieces(pieces: Sequence[str]) -> list[int]:
     """Return the index of the word that each SentencePiece piece belongs to.
 
     A word starts at the first piece, at each piece that begins with "▁", at "</s>" and after it. "<unk>" is always
-    a whole word, because SentencePiece decodes it with spaces around it. A lone "▁" belongs to the pieces that follow.
+    a whole word, because SentencePiece decodes it with spaces around it. A lone "▁" belongs to the piece that follows.
     A piece with "▁" inside stands for several unknown words and belongs to the first.
     """
     words = [0] * bool(pieces)
     for previous, piece in pairwise(pieces):
-        unknown = previous == UNKNOWN or (piece == UNKNOWN and previous != WORD_START)
-        starts = piece.startswith(WORD_START) or END in (previous, piece) or unknown
+        alone = {END, UNKNOWN} & {previous, piece}
+        starts = previous != WORD_START and bool(piece.startswith(WORD_START) or alone)
         words.append(words[-1] + previous.count(WORD_START, 1) + starts)
     return words
 

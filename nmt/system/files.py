@@ -1,4 +1,4 @@
-"""Atomic writes, bounded reads, checks of files and folders from untrusted sources, and archives of models.
+"""Atomic writes, bounded reads, locks, and archives of models.
 
 An archive may come from anyone. Only files of known names are unpacked, and the unpacked size is limited in proportion
 to the archive's size. `zipfile` checks sizes and checksums, and never makes links.
@@ -16,7 +16,6 @@ import shutil
 import stat
 import tempfile
 import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,7 +28,7 @@ MAX_TEXT = 2**31  # most bytes that are read of a text file
 # Errors of locking on a file system that has no locks, such as some network file systems.
 UNLOCKABLE = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
 # Errors of the system or of permissions, which say nothing about the content of a file.
-SYSTEM_ERRORS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.EIO}
+SYSTEM_ERRORS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.EIO, errno.ENOSPC}
 log = logging.getLogger(__name__)
 
 
@@ -40,15 +39,12 @@ def raise_system_error(error: Exception) -> None:
 
 
 def read_bytes(path: Path, limit: int = MAX_RECORD) -> bytes:
-    """Read a whole file. Raises OSError, before it allocates memory, if the file has more than `limit` bytes or is not
-    a regular file: reading a pipe might block forever."""
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "is not a file", str(path))
-        if status.st_size > limit:
-            raise OSError(errno.EFBIG, f"has {status.st_size:,} bytes, more than the limit of {limit:,}", str(path))
-        return file.read(status.st_size)
+    """Read a whole file. Raises OSError, before it allocates memory, if the file has more than `limit` bytes."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
+            raise OSError(errno.EFBIG, f"has {size:,} bytes, more than the limit of {limit:,}", str(path))
+        return file.read()
 
 
 def decode_lines(content: bytes) -> list[str]:
@@ -71,22 +67,6 @@ def named_errors(path: Path) -> Iterator[None]:
         if error.errno is not None and error.filename is None:
             error.filename = str(path)
         raise
-
-
-def check_contained(folder: Path) -> None:
-    """Raise OSError if a link in the folder leads outside it, or if the folder holds a pipe or a device."""
-    root = os.path.realpath(folder)
-    for parent, folders, files in os.walk(folder):
-        for path in (Path(parent, name) for name in sorted((*folders, *files))):
-            try:
-                mode = path.lstat().st_mode
-            except FileNotFoundError:
-                continue  # a run in progress has removed it meanwhile
-            if stat.S_ISLNK(mode):
-                if os.path.commonpath([root, os.path.realpath(path)]) != root:
-                    raise OSError(errno.EINVAL, f"is a link that leads out of {folder}", str(path))
-            elif not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-                raise OSError(errno.EINVAL, "is neither a file nor a folder", str(path))
 
 
 def write_atomically(path: Path, content: Callable[[BinaryIO], object] | bytes) -> None:
@@ -264,10 +244,6 @@ EPOCH = (1980, 1, 1, 0, 0, 0)  # the time stamp of all entries, so that equal co
 _folders: dict[tuple[int, ...], tempfile.TemporaryDirectory[str]] = {}
 
 
-class _RefusedError(ValueError):
-    """Raised for a file that is no valid archive; the message is the reason."""
-
-
 def write_archive(path: Path, contents: Mapping[str, bytes]) -> None:
     """Write an archive atomically; `contents` maps names to bytes. Equal contents give equal bytes. Raises OSError."""
     assert all(map(NAMES.fullmatch, contents))
@@ -294,74 +270,47 @@ def unpacked(path: Path, name: str) -> Path:
     if it cannot be read, is damaged or is not an archive.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        file = path.open("rb")
     except OSError as error:
         raise UserError(f"{name}: cannot be read ({error.strerror})") from None
-    with open(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
+    with file:
+        status = os.fstat(file.fileno())
         version = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
         if version not in _folders:
             folder = tempfile.TemporaryDirectory(prefix="nmt-")
             try:
-                _unpack(file, Path(folder.name))
-            except _RefusedError as error:
+                _unpack(zipfile.ZipFile(file), status.st_size, Path(folder.name))
+            except Exception as error:  # a damaged file can raise nearly anything
                 folder.cleanup()
-                raise UserError(f"{name}: is not an archive of nmt-export, or is damaged ({error})") from None
+                raise_system_error(error)
+                reason = format_value(str(error).partition("\n")[0] or type(error).__name__)
+                raise UserError(f"{name}: is not an archive of nmt-export, or is damaged ({reason})") from None
             _folders[version] = folder
     return Path(_folders[version].name)
 
 
 def is_archive(path: Path) -> bool:
-    """Does the file begin with the signature of a zip file?"""
-    try:
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-            return stat.S_ISREG(os.fstat(file.fileno()).st_mode) and file.read(4) == b"PK\3\4"
-    except OSError:
-        return False
+    """Is the path that of a zip file?"""
+    return path.is_file() and zipfile.is_zipfile(path)
 
 
-def _unpack(file: BinaryIO, folder: Path) -> None:
-    """Write the files of an archive into a folder.
+def _unpack(archive: zipfile.ZipFile, size: int, folder: Path) -> None:
+    """Write the files of an archive of `size` bytes into a folder.
 
-    Raises _RefusedError if the archive is damaged, would be too large, or has a file whose name is not in NAMES. Names
-    and size are checked before the first file is written. Raises OSError if a file cannot be written.
+    Raises ValueError, before the first file is written, if the archive would be too large, or has a file whose name is
+    not in NAMES.
     """
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        raise _RefusedError("not a file")
-    try:
-        archive = zipfile.ZipFile(file)
-        entries = _entries(archive, os.fstat(file.fileno()).st_size)
-    except _RefusedError:
-        raise
-    except Exception as error:  # a damaged file can raise nearly anything
-        raise_system_error(error)
-        raise _RefusedError(_reason(error)) from None
+    entries = [entry for entry in archive.infolist() if entry.filename not in FOLDERS]
+    names = {entry.filename for entry in entries}
+    if other := next((name for name in names if not NAMES.fullmatch(name)), None):
+        raise ValueError(f"it holds {format_value(other)}, which no archive has")
+    if missing := {CONFIG, WEIGHTS} - names:
+        raise ValueError(f"it has no {min(missing)}")
+    total = sum(entry.file_size for entry in entries)
+    if total > MAX_RATIO * size + ALLOWANCE:
+        raise ValueError(f"its {size:,} bytes would become {total:,}")
     for entry in entries:
         path = folder / entry.filename
         path.parent.mkdir(exist_ok=True)
-        try:
-            with archive.open(entry) as content, path.open("wb") as output, named_errors(path):
-                shutil.copyfileobj(content, output)
-        except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # RuntimeError: an encrypted file
-            raise _RefusedError(f"{entry.filename}: {_reason(error)}") from None
-
-
-def _entries(archive: zipfile.ZipFile, size: int) -> list[zipfile.ZipInfo]:
-    """Check and list the files to unpack from an archive of `size` bytes. Raises _RefusedError."""
-    entries = [entry for entry in archive.infolist() if entry.filename not in FOLDERS]
-    names = {entry.filename for entry in entries}
-    for entry in entries:
-        if not NAMES.fullmatch(entry.filename):
-            raise _RefusedError(f"it holds {format_value(entry.filename)}, which no archive has")
-        if entry.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
-            raise _RefusedError(f"{entry.filename} is packed in a way that is not supported")
-    if missing := {CONFIG, WEIGHTS} - names:
-        raise _RefusedError(f"it has no {min(missing)}")
-    total = sum(entry.file_size for entry in entries)
-    if total > MAX_RATIO * size + ALLOWANCE:
-        raise _RefusedError(f"its {size:,} bytes would become {total:,}")
-    return entries
-
-
-def _reason(error: Exception) -> str:
-    return format_value(str(error).partition("\n")[0] or type(error).__name__)
+        with archive.open(entry) as content, path.open("wb") as output, named_errors(path):
+            shutil.copyfileobj(content, output)

@@ -18,9 +18,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import torch
+from numpy.typing import NDArray
 
 from nmt.config.errors import UserError
 from nmt.system.processes import cores, local_group_size, local_rank
@@ -34,14 +35,7 @@ SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")  # variables by which users set
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class Sliceable(Protocol):
-    """A list or an array."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, part: slice, /) -> Any: ...  # noqa: ANN401
-
-
-S = TypeVar("S", bound=Sliceable)
+S = TypeVar("S", list[Any], NDArray[Any])
 R = TypeVar("R")
 
 
@@ -105,7 +99,8 @@ class Machine(NamedTuple):
 
     def describe(self) -> dict[str, str | int]:
         """Describe device, precision and threads for the run's manifest."""
-        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else _cpu_name()
+        cpu = _cpu_info("model name") or platform.processor() or "CPU"
+        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else cpu
         return {
             "device": str(self.device),
             "name": name,
@@ -182,10 +177,6 @@ def retry_in_halves(work: Callable[[S], R], items: S) -> list[R]:
 def cpu_vendor() -> str:
     """Return the CPU's vendor id, such as GenuineIntel or AuthenticAMD; empty if unknown."""
     return _cpu_info("vendor_id") or next((name for name in _VENDORS if name in platform.processor()), "")
-
-
-def _cpu_name() -> str:
-    return _cpu_info("model name") or platform.processor() or "CPU"
 
 
 def _cpu_info(field: str) -> str:

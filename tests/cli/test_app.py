@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nmt.cli import app, train
-from nmt.config.errors import UserError
+from nmt.cli import app
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +33,7 @@ def test_ctrl_c_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     assert call(monkeypatch, task) == 128 + signal.SIGINT
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.ENOENT])
 def test_what_the_system_refuses_is_one_line(
     number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -52,28 +51,6 @@ def test_a_fault_of_the_program_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(sys, "argv", ["nmt-train"])
     with pytest.raises(ZeroDivisionError):
         app.run_command("train", task)
-
-
-def refuse(*_: object) -> None:
-    raise UserError("no")
-
-
-def test_a_refused_run_leaves_no_empty_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert call(monkeypatch, refuse) == 2
-    assert not list(tmp_path.glob("outputs/train/*/*"))
-
-
-def test_a_directory_that_the_user_made_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    assert call(monkeypatch, refuse, "hydra.run.dir=mine") == 2
-    assert call(monkeypatch, refuse, "run=mine") == 2
-    assert (tmp_path / "mine").is_dir()
-
-
-def test_the_working_directory_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert call(monkeypatch, refuse, "run=typo", command="evaluate") == 2
-    assert tmp_path.is_dir()
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
@@ -99,47 +76,9 @@ def test_a_reader_that_left_is_no_error(
     assert capsys.readouterr().err == ""
 
 
-def test_closed_streams_are_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "stdin", None)
-        patch.setattr(sys, "stderr", None)
-        assert call(monkeypatch, lambda *_: print(len(sys.stdin.read()), file=sys.stderr)) == 0
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "stdout", None)
-        assert call(monkeypatch, lambda *_: print("x")) == 2
-    assert "nmt-train: error: standard output is closed" in capsys.readouterr().err
-
-
 def test_characters_that_the_output_lacks_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     output = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", output)
         assert call(monkeypatch, lambda *_: print("28 ± 0.1 字")) == 0
     assert output.buffer.getvalue() == b"28 \\xb1 0.1 \\u5b57\n"  # type: ignore[attr-defined]
-
-
-def test_a_deleted_working_directory_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    os.chdir(gone)
-    gone.rmdir()
-    with pytest.raises(SystemExit) as exit_:
-        app.run_command("train", refuse, [])
-    assert exit_.value.code == 2
-    assert capsys.readouterr().err == "nmt-train: error: the working directory was deleted; change to another one\n"
-
-
-@pytest.mark.parametrize("arguments", [[], ["--dry-run"]])
-def test_without_a_folder_for_temporary_files_the_remedy_is_named(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def none() -> str:
-        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
-
-    monkeypatch.setattr("tempfile.gettempdir", none)
-    monkeypatch.setattr(sys, "argv", ["nmt-train", *arguments])
-    with pytest.raises(SystemExit) as exit_:
-        train.main()
-    assert exit_.value.code == 2
-    message = "no folder for temporary files can be written to; set TMPDIR to one"
-    assert capsys.readouterr().err == f"nmt-train: error: {message}\n"

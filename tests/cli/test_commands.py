@@ -145,6 +145,12 @@ def test_translate_scores_and_aligns_references(run: Path, home: Path) -> None:
     assert (home / "forced.align").read_text().splitlines() == [each.word_alignment() for each in forced]
     same = call("nmt-translate", f"run={run}", "references=references", "alignments=references", stdin=b"a\n", cwd=home)
     assert b"is also references=" in same.stderr
+    before = (home / "forced.align").read_text()
+    assert (
+        call("nmt-translate", f"run={run}", "nbest=9", "alignments=forced.align", stdin=b"a\n", cwd=home).returncode
+        == 2
+    )
+    assert (home / "forced.align").read_text() == before  # a refused request does not empty the file
     for key in ("constraints", "prefix", "glossary", "forbidden"):
         text = "cat\tchat\n" if key == "glossary" else "chat\n"
         (home / "controls").write_text(text)
@@ -153,13 +159,6 @@ def test_translate_scores_and_aligns_references(run: Path, home: Path) -> None:
         assert f"alignments=controls: is also {key}=; name another file" in same.stderr.decode()
         assert (home / "controls").read_text() == text
     assert (home / "references").read_text().splitlines() == lines[1]
-
-
-def test_a_refused_request_does_not_empty_the_alignment_file(run: Path, home: Path) -> None:
-    (home / "old.align").write_text("0-0")
-    done = call("nmt-translate", f"run={run}", "nbest=9", "alignments=old.align", stdin=b"a\n", cwd=home)
-    assert done.returncode == 2
-    assert (home / "old.align").read_text() == "0-0"
 
 
 def pipe() -> tuple[IO[bytes], IO[bytes]]:
@@ -245,7 +244,7 @@ def test_resume_by_run(run: Path, home: Path) -> None:
     assert json.loads((run / "manifest.json").read_text())["status"] == "finished"
     refused = call("nmt-train", f"run={run}", "encoder.hidden=9", cwd=home)
     assert refused.returncode == 2
-    assert b"encoder.hidden=9: run=" in refused.stderr
+    assert b"encoder.hidden: run=" in refused.stderr
 
 
 @pytest.mark.slow
@@ -270,8 +269,8 @@ def test_resume_by_run_where_the_corpus_has_moved(home: Path) -> None:
     for word, told in (
         ("data.path=new", "data.path: unknown key"),
         ("data.train='a\nb'", "control characters"),
-        ("data.train=a,b", "several values need a sweep"),
-        ("data=demo", "data=demo: run=moved resumes with its saved configuration"),
+        ("data.train=a,b", "for a list give"),
+        ("data=demo", "data: run=moved resumes with its saved configuration"),
     ):
         refused = call(*again, word, cwd=home)
         assert refused.returncode == 2
@@ -284,7 +283,6 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["nmt-export", "run={run}", "output=x", "format=onnx"], "format: unknown key"),
     (["nmt-train", "attention=bahdanaw"], "attention=bahdanaw: not one of bahdanau, chorowski, coverage, entmax, "),
     (["nmt-train", "experiment=[leaderboard,cell]"], "experiment=cell: not one of attention_study, cells, g2p, "),
-    (["nmt-train", "encoder=[1,2]"], "encoder=[1,2]: choose one of gru, lstm, rnn"),
     (["nmt-train", "objective=minimum_risk"], "objective=minimum_risk: not one of "),
     (
         ["nmt-translate", "run={run}", "search=greedy", "search.beam_size=3"],

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nmt.cli import train
-from nmt.cli.compose import compose
+from nmt.cli.start import new_run
 from nmt.config.compose import config_dir
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
@@ -27,7 +26,7 @@ def composed(pairs: int, *given: str) -> tuple[TrainConfig, str]:
     """Run nmt-train's composition for a corpus of `pairs` pairs. Returns the configuration and the recorded size."""
     for language in ("en", "de"):
         Path(f"corpus.{language}").write_text("a\n" * pairs, encoding="utf-8")
-    start = train.new_run(["data=files", "data.train=corpus", "data.validation=corpus", *given])
+    start = new_run(["data=files", "data.train=corpus", "data.validation=corpus", *given])
     return start.config, start.choices["size"]
 
 
@@ -58,20 +57,3 @@ def test_where_a_size_begins_is_a_value_like_others() -> None:
 def test_wrong_beginnings_are_told(word: str, told: str) -> None:
     with pytest.raises(UserError, match=f"^{re.escape(told)}"):
         composed(5, word)
-
-
-@pytest.mark.slow
-def test_recipes_of_ones_own_are_found_for_every_size(tmp_path: Path) -> None:
-    (tmp_path / "own" / "experiment").mkdir(parents=True)
-    (tmp_path / "own" / "experiment" / "mine.yaml").write_text("# @package _global_\nseed: 77\n")
-    given = [f"hydra.searchpath=[{tmp_path}/own]", "experiment=mine"]
-    config, size = composed(3, *given)
-    assert (config.seed, size) == (77, min(THRESHOLDS, key=lambda name: THRESHOLDS[name]))
-    config, choices = compose(
-        "train", TrainConfig, [*given, "data=files", "data.train=corpus", "data.validation=corpus"]
-    )
-    assert (config.seed, choices["size"]) == (77, size)
-    with pytest.raises(UserError, match="experiment=mine: not one of attention_study"):
-        compose("train", TrainConfig, ["experiment=mine"])
-    with pytest.raises(UserError, match="tatoeba_de_en, mine; did you mean 'mine'"):
-        compose("train", TrainConfig, [given[0], "experiment=mines"])

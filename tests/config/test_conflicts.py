@@ -82,7 +82,7 @@ TRAIN = {
 }
 OTHERS = {
     "evaluate run=[a,b] faithfulness=true": "faithfulness=true needs one model, .*; name one run",
-    "export run=[a,b] output=c": "run=.* needs to be one model, .*; export each run, and translate with all archives",
+    "export run=[a,b] output=c": "run=.* needs to be one model, .*; export each, and use all archives",
     "translate run=a references=b nbest=2": "nbest=2 needs a search, .*references=b; leave out nbest",
     **{
         f"translate run=a references=b {key}=c": f"{key}=c needs a search, .*references=b; leave out {key}"

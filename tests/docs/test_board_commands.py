@@ -14,7 +14,7 @@ from documents import PRESETS, ROOT, blocks
 from nmt.config.compose import flatten
 
 RESULTS = ROOT / "docs" / "results"
-CORPUS = {"data.path", "data.train", "data.validation", "data.test"}  # where a user keeps the files
+FILES = {"data.path", "data.train", "data.validation", "data.test", "data.cache_dir"}  # where a user keeps them
 
 
 def commands(corpus: str) -> Iterator[tuple[list[str], list[str]]]:
@@ -53,7 +53,7 @@ def test_the_commands_compose_what_was_trained(corpus: str, runs: int) -> None:
             now = dict(flatten(values_of("train", [*words, f"attention={name}"])))
             for config in configs.pop(name):
                 then = dict(flatten(config))
-                shared = (now.keys() & then.keys()) - {*CORPUS, "seed"}
+                shared = (now.keys() & then.keys()) - {*FILES, "seed"}
                 assert {key: now[key] for key in shared} == {key: then[key] for key in shared}, name
                 assert len(shared) > 80
                 compared += 1

@@ -21,7 +21,7 @@ from nmt.training.job import train
 pytestmark = pytest.mark.system
 TRAINED = [*TINY, "training.max_steps=2"]
 NOT_RUN = {"ls", "make", "source", "tensorboard", "docker"}  # start a server, change the shell or take long
-OURS = re.compile(r"nmt-\w+ |python scripts/\w+\.py |torchrun |curl ")
+OURS = re.compile(r"(echo .* \| )?nmt-\w+ |python scripts/\w+\.py |torchrun |curl |for SET in .* awk ")
 NOUNS = [("the dog", "der Hund"), ("the cat", "die Katze"), ("the horse", "das Pferd"), ("the bird", "der Vogel")]
 NOUNS += [("the mouse", "die Maus"), ("the old man", "der alte Mann"), ("the queen", "die Königin"), ("she", "sie")]
 VERBS = [("sees", "sieht"), ("hears", "hört"), ("finds", "findet"), ("likes", "mag"), ("knows", "kennt")]
@@ -50,9 +50,25 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).write_text("the cat sleeps .\n")
     (folder / "glossary").write_text("dog\tchien\nred house\tmaison rouge\n")
     (folder / "forbidden").write_text("petit\n")
+    write_words(folder)
     shutil.copytree(ROOT / "docs" / "results" / "leaderboard", folder / "docs" / "results" / "leaderboard")
     assert train(validated(TrainConfig, values_of("train", TRAINED)), folder / "DIR", []) == 0
     return folder
+
+
+def write_words(folder: Path) -> None:
+    """Write the tables of words that a page takes from a shared task: spelled with sounds, and inflected verbs."""
+    words = ["".join(letters) for letters in product("bdfgk", ("a", "e", "o", "ij"), "lmnr")]
+    for number, split in enumerate(("train", "dev", "test")):
+        some = [word for place, word in enumerate(words) if min(place % 10, 2) == 2 - number]
+        sounds = "".join(f"{word}en\t{' '.join(word.replace('ij', 'ɛ'))} ə n\n" for word in some)
+        verbs = "".join(
+            f"{word}en\t{word}{end}\tV;PST;{n};SG\n" for word in some for n, end in enumerate(("te", "test"))
+        )
+        table = folder / "sigmorphon" / "task1" / "data" / split / f"dut_{split}.tsv"
+        table.parent.mkdir(parents=True)
+        table.write_text(sounds, encoding="utf-8")
+        (folder / f"verbs-{split}.tsv").write_text(verbs, encoding="utf-8")
 
 
 def shell(command: str, folder: Path) -> str:
@@ -78,6 +94,8 @@ def shortened(command: str) -> str:
     if re.search(r"data=(files|multilingual)", arguments):
         small = {key: value for key, value in small.items() if not key.startswith("data.")}
         small["tokenizer.vocab_size"] = "90"
+    elif "experiment=g2p" in arguments:
+        small = {key: value for key, value in small.items() if not key.startswith(("data.", "tokenizer."))}
     elif "tokenizer=unigram" in arguments:
         small["tokenizer.vocab_size"] = "400"  # the small text has no more pieces
     if "experiment=attention_study" in arguments:

@@ -102,7 +102,7 @@ def test_every_preset_has_a_page(name: str) -> None:
     assert f"](images/{name}.png)" in text
     assert "arxiv.org/abs/" in text or "openreview.net/forum" in text
     assert any(f"attention={name}" in line.split() for block in blocks(page) for line in block.lines)
-    assert re.findall(r"^<!-- (\w+) -->$", text, re.M) == ["parts", "end", "figures", "end", "board", "end"]
+    assert re.findall(r"^<!-- (\w+) -->$", text, re.M) == ["figures", "end"]
     assert text.count("**Differs from the paper in:** ") == 1
     assert f"attention/{name}.md" in (ROOT / "mkdocs.yml").read_text()
 
@@ -119,8 +119,7 @@ def test_a_preset_without_page_or_figures_is_named(tmp_path: Path) -> None:
     (tmp_path / "configs" / "attention" / "new.yaml").touch()
     with pytest.raises(SystemExit, match=r"^docs/attention/new\.md: is missing; each preset has a page"):
         write_pages.preset_pages(tmp_path)
-    assert "do not contain this preset" in write_pages.preset_figures(ROOT, "new")
-    assert "no finished run of this preset" in write_pages.board_row(ROOT, "new")
+    assert write_pages.preset_figures(ROOT, "new") == "**Figures:** none yet."
 
 
 def test_the_number_of_presets_is_said() -> None:

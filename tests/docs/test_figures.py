@@ -220,10 +220,11 @@ def test_the_general_score_was_slow_to_learn() -> None:
             *(final_bleu(run("bahdanau")) - final_bleu(before(name)) for name in ("sparsemax", "luong_local_p"))
         ),
         f"| `luong_dot` | {listed(curve(run('luong_dot')))}",
-        f"| `luong_general`, learns $W$ | {listed(curve(before('luong_general')))}",
-        rf"| `luong_general`, learns $\sqrt{{Q}} \, W$ | {listed(curve(run('luong_general')))}",
-        f"| `luong_local_p`, as in the paper | {listed(curve(before('luong_local_p')))}",
-        f"| `luong_local_p` with the root in its centre | {listed(curve(before('luong_local_p_root')))}",
+        f"| `luong_general`, learns $W$ (earlier version) | {listed(curve(before('luong_general')))}",
+        rf"| `luong_general`, learns $\sqrt{{Q}} W$ | {listed(curve(run('luong_general')))}",
+        f"| `luong_local_p`, as in the paper (earlier version) | {listed(curve(before('luong_local_p')))}",
+        f"| `luong_local_p` with the root in its centre (earlier version) "
+        f"| {listed(curve(before('luong_local_p_root')))}",
         f"| `luong_local_p` with the roots in centre and score | {listed(curve(run('luong_local_p')))}",
         f"it lowers `bahdanau` from {curve(run('bahdanau'))[0]:.2f} to",
     )

@@ -385,6 +385,21 @@ def test_words_are_merged_as_the_metrics_do(page: Page, target: list[str], sourc
     assert page.called("words.js", "m.wordTexts(...v)", target) == words(target)
 
 
+@pytest.mark.parametrize(
+    ("pieces", "others", "shown"),
+    [
+        (["▁", "i", "j", "▁", "e", "</s>"], ["▁s", "</s>"], ["␣", "i", "j", "␣", "e", "</s>"]),
+        (["▁s", "▁tʃ", "<unk>", "</s>"], ["▁", "i", "j", "</s>"], ["s", "tʃ", "<unk>", "</s>"]),
+        (["▁s", "x", "</s>"], ["▁", "i", "j", "</s>"], ["▁s", "x", "</s>"]),
+        (["▁petit", "▁chien"], ["▁small", "▁dog"], ["▁petit", "▁chien"]),
+    ],
+)
+def test_letters_and_whole_symbols_have_no_marks(
+    page: Page, pieces: list[str], others: list[str], shown: list[str]
+) -> None:
+    assert page.called("words.js", "m.pieceTexts(...v)", pieces, others) == shown
+
+
 def longest(a: str, b: str) -> int:
     """Compute the length of the longest common subsequence by its definition."""
 

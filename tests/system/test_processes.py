@@ -1,8 +1,11 @@
-"""The variables that say whether a process was started with others."""
+"""The variables that say whether a process was started with others; and worker processes."""
 
 import os
 import signal
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,7 @@ from forks import call, ended, forked
 
 from nmt.config.errors import UserError
 from nmt.system import distributed
-from nmt.system.processes import GROUP_VARIABLES, group_size, leave_group, local_rank, rank, started_in_group
+from nmt.system.processes import GROUP_VARIABLES, Workers, group_size, leave_group, local_rank, rank, started_in_group
 
 GROUP = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1", "LOCAL_RANK": "1"}
 
@@ -81,3 +84,118 @@ def test_who_waits_for_the_others_says_so(tmp_path: Path) -> None:
         "RANK=1, WORLD_SIZE=2: waiting for the other processes at localhost:1; to run a process alone, unset RANK and "
         "WORLD_SIZE\n"
     )
+
+
+# Worker processes: their number changes neither results nor errors, and all of them end.
+
+KEY = "data.workers"
+
+
+def work(number: int) -> int:
+    time.sleep(0.01 * (number % 3))  # so that tasks finish in another order
+    if number == 7:
+        raise UserError("line 7: broken")
+    if number == 77:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number * number
+
+
+def sleep(seconds: int) -> int:
+    time.sleep(seconds)
+    return os.getpid()
+
+
+def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from nmt.system.processes import Workers\n"
+        "print('started', __file__, __spec__)\n"
+        f"with Workers(2, {KEY!r}) as workers:\n"
+        "    print(list(workers.map(abs, [-1, -2, -3], 1)), __file__, __spec__)\n"
+    )
+    done = subprocess.run([sys.executable, script], check=False, capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"started {script} None\n[1, 2, 3] {script} None\n", done.stderr
+
+
+def test_workers_import_nothing_from_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "socket.py").write_text("raise SystemExit('imported')")
+    monkeypatch.chdir(tmp_path)
+    with Workers(2, KEY) as workers:
+        assert list(workers.map(work, [1, 2, 3], 1)) == [1, 4, 9]
+    assert "PYTHONSAFEPATH" not in os.environ
+
+
+def test_results_come_in_order_from_as_many_processes_as_are_needed() -> None:
+    with Workers(2, KEY) as workers:
+        assert set(workers.map(sleep, [0] * 5, 5)) == {os.getpid()}
+        pids = list(workers.map(sleep, [0] * 20, 5))
+        assert list(workers.map(work, range(10, 40), 2)) == [number**2 for number in range(10, 40)]
+        assert list(workers.map(work, [], 0)) == []
+    assert set(pids[:5]) == {os.getpid()}
+    assert len(set(pids[5:]) - {os.getpid()}) in {1, 2}
+    with Workers(1, KEY) as workers:
+        assert set(workers.map(sleep, [0] * 9, 5)) == {os.getpid()}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_error_comes_after_the_results_before_it(count: int) -> None:
+    def numbers() -> Iterator[int]:
+        yield from range(3)
+        raise UserError("line 3: broken")
+
+    results: list[int] = []
+    with Workers(count, KEY) as workers:
+        with pytest.raises(UserError, match=r"^line 3: broken$"):
+            results.extend(workers.map(work, numbers(), 2))
+        assert results == [0, 1, 4]
+        with pytest.raises(UserError, match=r"^line 7: broken$"):
+            results.extend(workers.map(work, range(3, 40), 2))
+    assert results == [number * number for number in range(7)]
+
+
+def test_a_killed_worker_is_one_clear_line() -> None:
+    message = r"^data\.workers=2: a worker process was killed; if memory ran out, set a lower data\.workers$"
+    with Workers(2, KEY) as workers, pytest.raises(UserError, match=message):
+        list(workers.map(work, range(70, 100), 2))
+
+
+def ends(pid: int) -> bool:
+    for _ in range(200):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.05)
+    return False
+
+
+SLEEPERS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from test_processes import Workers, sleep
+if __name__ == "__main__":
+    with Workers(2, "data.workers") as workers:
+        for pid in workers.map(sleep, [0, 1, 1, 1, 1], 0):
+            print(pid, flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are read from /proc")
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
+def test_the_workers_end_with_the_main_process(end: signal.Signals) -> None:
+    command = [sys.executable, "-c", SLEEPERS, str(Path(__file__).parent)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as main:
+        assert main.stdout is not None
+        pid = int(main.stdout.readline())
+        if end == signal.SIGINT:
+            os.killpg(main.pid, end)  # Ctrl-C in a terminal reaches all processes
+        else:
+            main.send_signal(end)
+        _, errors = main.communicate(timeout=30)
+    assert ends(pid)
+    assert errors.count("Traceback") == (end == signal.SIGINT)  # only the main process prints one

@@ -15,14 +15,7 @@ COLUMNS = [
     Column("seconds", "training time", human_duration),
 ]
 ROWS = [
-    {
-        "rank": 1,
-        "run": "luong_dot",
-        "bleu": 31.256,
-        "chrf": 55.04,
-        "parameters": 12_345_678,
-        "seconds": 3780.0,
-    },
+    {"rank": 1, "run": "luong_dot", "bleu": 31.256, "chrf": 55.04, "parameters": 12_345_678, "seconds": 3780.0},
     {"rank": 12, "run": "1e5", "bleu": 9.5, "chrf": None, "parameters": 950, "seconds": 252.0},
 ]
 
@@ -66,13 +59,7 @@ def test_human_count_is_within_half_of_its_last_digit(count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "shown"),
-    [
-        (0, "0 s"),
-        (59.6, "1 min 00 s"),
-        (3599.6, "1 h 00 min"),
-        (3780, "1 h 03 min"),
-    ],
+    ("seconds", "shown"), [(0, "0 s"), (59.6, "1 min 00 s"), (3599.6, "1 h 00 min"), (3780, "1 h 03 min")]
 )
 def test_human_duration(seconds: float, shown: str) -> None:
     assert human_duration(seconds) == shown

@@ -11,7 +11,7 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from nmt.translate import heatmap
-from nmt.translate.heatmap import FONTS, draw_alignment, save, to_array, token_labels
+from nmt.translate.heatmap import MARKS, draw_alignment, fonts_of, save, to_array, token_labels
 
 
 def words(count: int) -> list[str]:
@@ -102,7 +102,10 @@ def test_labels_are_legible_and_never_touch(count: int) -> None:
     ("tokens", "shown"),
     [
         (["▁agree", "ment", "▁on", "</s>"], ["agree", "•ment", "on", "</s>"]),
-        (["▁", "ab", "c", "</s>"], ["␣", "•ab", "•c", "</s>"]),
+        (["▁agree", "▁", "d", "</s>"], ["agree", "␣", "•d", "</s>"]),
+        (["▁", "ab", "c", "</s>"], ["␣", "ab", "c", "</s>"]),
+        (["▁", "i", "j", "▁", "e", "\u0301", "</s>"], ["␣", "i", "j", "␣", "e", "◌\u0301", "</s>"]),
+        (["▁", "\u1112", "\u1161", "\u11ab", "\u11b0"], ["␣", "ㅎ", "ㅏ", "ㄴ", "ㄺ"]),
         (["agree", "ment", "▁on"], ["agree", "•ment", "on"]),
         (["whole", "words", "</s>"], ["whole", "words", "</s>"]),
         (["▁a\nb\t", "\x00\u2028", "</s>"], ["a\\nb\\t", "•\\x00\\u2028", "</s>"]),
@@ -124,6 +127,13 @@ def test_the_mark_is_explained_where_it_occurs() -> None:
     weights = np.eye(2)
     assert notes(draw_alignment(weights, ["▁a", "b"], ["▁c", "▁d"])) == ["• continues the word before"]
     assert notes(draw_alignment(weights, ["▁a", "▁b"], ["▁c", "▁d"])) == []
+    assert notes(draw_alignment(weights, ["▁", "b"], ["▁c", "▁d"])) == [MARKS["␣"]]
+
+
+def test_only_letters_stand_upright() -> None:
+    for column, angle in (("e\u0301", 0), ("עע", 0), ("▁agree", 60)):
+        figure = draw_alignment(np.eye(2, 3), [column, "▁", "</s>"], ["▁c", "</s>"])
+        assert {label.get_rotation() for label in column_labels(figure)} == {angle}, column
 
 
 def test_dollars_are_no_formula() -> None:
@@ -137,7 +147,8 @@ def test_dollars_are_no_formula() -> None:
 def test_characters_without_a_font_are_boxes_and_one_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(heatmap, "installed_fonts", lambda: list(FONTS[:1]))
+    monkeypatch.setattr(heatmap, "_installed_fonts", lambda: [])
+    heatmap._fonts_of.cache_clear()
     heatmap._warn_of_boxes.cache_clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -146,6 +157,18 @@ def test_characters_without_a_font_are_boxes_and_one_warning(
     assert drawn.any()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "install fonts, e.g. fonts-noto-core and fonts-noto-cjk" in caplog.text
+    heatmap._fonts_of.cache_clear()
+
+
+def test_other_fonts_serve_only_what_the_first_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    shipped = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+    files = {"DejaVu Sans": "DejaVuSans.ttf", "cmr10": "cmr10.ttf", "STIXGeneral": "STIXGeneral.ttf"}
+    fonts = [(family, str(shipped / file)) for family, file in files.items()]
+    monkeypatch.setattr(heatmap, "_installed_fonts", lambda: fonts)
+    heatmap._fonts_of.cache_clear()
+    assert fonts_of("schrijven", "s x r ɛ i̯") == ["DejaVu Sans"]
+    assert fonts_of("a", "\u1d81") == ["DejaVu Sans", "STIXGeneral"]
+    heatmap._fonts_of.cache_clear()
 
 
 @pytest.mark.parametrize(

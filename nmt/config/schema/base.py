@@ -54,8 +54,14 @@ def _refuse_control_characters(text: str) -> str:
     return text
 
 
-Name = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_refuse_control_characters)]
-one_as_list = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
+# A text. YAML and Hydra read the name 7, such as that of a folder, as a whole number.
+Name = Annotated[
+    str,
+    BeforeValidator(lambda value: str(value) if type(value) is int else value),
+    Field(min_length=1, max_length=4096),
+    AfterValidator(_refuse_control_characters),
+]
+one_as_list = BeforeValidator(lambda value: [value] if isinstance(value, str | int) else value)
 Names = Annotated[list[Name], one_as_list]
 PathName = Annotated[Name, Meaning.PATH]
 Paths = Annotated[list[PathName], Field(min_length=1), one_as_list]
@@ -78,6 +84,7 @@ def _refuse_unless_directions(value: object) -> object:
 
 # The lowest layer, counted from 1, with a residual connection. true is layer 2, false no layer.
 FirstLayer = Annotated[bool | Annotated[int, Field(ge=2, le=100)], BeforeValidator(_refuse_unless_layer)]
+BY_KIND = Field(discriminator="kind")  # `kind` chooses the section of a union
 # Whether all layers read in both directions (true), none (false), or only the first layer ("first").
 Bidirectional = Annotated[bool | Literal["first"], BeforeValidator(_refuse_unless_directions)]
 
@@ -97,13 +104,14 @@ class Conflict:
         problem, _, self.remedy = statement.partition("; ")
         subject, _, problem = problem.partition(" needs ")
         self.needs, *others = problem.rsplit(", but ", 1)
-        self.terms = [_term(text) for part in (subject, *others) for text in part.split(" and ")]
+        texts = [text for part in (subject, *others) for text in part.split(" and ")]
+        self.terms = [_Term(*re.split("(=|!=|>)", text, maxsplit=1)) for text in texts]
         self.when = when
 
     @classmethod
-    def each(cls, *statements: str) -> "tuple[Conflict, ...]":
+    def each(cls, *statements: str, when: Callable[[Any], bool] = lambda section: True) -> "tuple[Conflict, ...]":
         """Make a conflict of each statement."""
-        return tuple(map(cls, statements))
+        return tuple(cls(statement, when) for statement in statements)
 
     def occurs_in(self, section: "Section") -> bool:
         """Return whether the section has these values and `when` holds."""
@@ -128,10 +136,6 @@ class _Term(NamedTuple):
         if self.operator == ">":
             return isinstance(value, int | float) and value > float(self.operand)
         return (format_value(value) in self.operand.split("|")) == (self.operator == "=")
-
-
-def _term(text: str) -> _Term:
-    return _Term(*re.split("(=|!=|>)", text, maxsplit=1))
 
 
 _MISSING = object()
@@ -215,15 +219,7 @@ def with_paths(annotation: Any, value: Any, change: Callable[[str], str]) -> Any
         return {key: with_paths(sections.get(key), part, change) for key, part in value.items()}
     if isinstance(value, list):
         return [with_paths(element(annotation), part, change) for part in value]
-    if not isinstance(value, str):
-        return value
-    is_file = means(annotation, Meaning.PATH)
-    return change(value) if is_file else value
-
-
-def text_keys(schema: Any) -> set[str]:  # noqa: ANN401
-    """Return the dotted keys, such as "data.source_lang", whose values are text or lists of texts."""
-    return {key for key, annotation in _leaves(schema) if _plain_types(annotation) - {type(None)} == {str}}
+    return change(value) if isinstance(value, str) and means(annotation, Meaning.PATH) else value
 
 
 def _leaves(schema: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:  # noqa: ANN401
@@ -235,13 +231,3 @@ def _leaves(schema: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:  # noqa
                 yield from _leaves(annotation, f"{prefix}{name}.")
             else:
                 yield f"{prefix}{name}", annotation
-
-
-def _plain_types(annotation: Any) -> set[Any]:  # noqa: ANN401
-    """Return the types inside annotations, unions and lists: {str, NoneType} for list[Name] | None."""
-    origin, inner = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return _plain_types(inner[0])
-    if origin in {Union, types.UnionType, list}:
-        return set().union(*map(_plain_types, inner))
-    return {annotation}

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from nmt.config.errors import absolute_path
 from nmt.config.schema.base import (
@@ -21,6 +21,7 @@ from nmt.config.schema.base import (
     Seed,
     Threads,
     keys_with,
+    one_as_list,
     with_paths,
 )
 from nmt.config.schema.data import Data, TokenizerConfig
@@ -93,9 +94,8 @@ class TrainConfig(Model, Machine):
             "search.coverage_penalty>0 needs an attention, but attention.kind=none; set it to 0",
             "training.guided_alignment>0 needs the logarithms of the weights, "
             "but attention.normalizer.gives_log_weights=false; set it to 0, or use attention/normalizer=softmax",
-            "attention.normalizer.kind=fertility needs a score of all source positions, as the last one takes what "
-            "exceeds the limits, but attention.score.kind=location; "
-            "use attention/score=general, or attention/normalizer=softmax",
+            "attention.normalizer.kind=fertility needs a score of all source positions, "
+            "but attention.score.kind=location; use attention/score=general, or attention/normalizer=softmax",
             *(
                 f"{key} needs the corpus's word alignments, but {data}; "
                 f"give data=files with data.alignments, or {remedy}"
@@ -109,7 +109,6 @@ class TrainConfig(Model, Machine):
             "but attention.alignment.kind=sampled|variational; set it to 0, or use attention/alignment=expected",
             "objective.kind=distillation needs positions that need no reward, but attention.alignment.kind=sampled; "
             "use objective=likelihood, or attention/alignment=straight_through",
-            # no other objective compares the predictions of two passes
             "training.r_drop>0 needs objective=likelihood, but objective.kind!=likelihood; set it to 0",
         ),
     )
@@ -164,12 +163,13 @@ class EvaluateConfig(SavedRunCommand):
     faithfulness_sentences: Count
     output: PathName | None
 
-    conflicts = (
-        Conflict(
-            "faithfulness=true needs one model, whose gradients it measures, but run; name one run, not an ensemble",
-            lambda config: len(config.run) > 1,
-        ),
+    conflicts = Conflict.each(
+        "faithfulness=true needs one model, whose gradients it measures, but run; name one run, not an ensemble",
+        when=lambda config: len(config.run) > 1,
     )
+
+
+CONTROLS = ("constraints", "glossary", "forbidden", "prefix")  # keys that name files which control a search
 
 
 class TranslateConfig(SavedRunCommand):
@@ -188,10 +188,7 @@ class TranslateConfig(SavedRunCommand):
     conflicts = Conflict.each(
         *(
             f"{key}{given} needs a search, which scores of references do without, but references!=null; leave out {key}"
-            for key, given in (
-                ("nbest", ">1"),
-                *((key, "!=null") for key in ("constraints", "glossary", "forbidden", "prefix", "shortlist")),
-            )
+            for key, given in (("nbest", ">1"), *((name, "!=null") for name in (*CONTROLS, "shortlist")))
         )
     )
 
@@ -237,12 +234,9 @@ class ExportConfig(Section):
     precision: Literal["fp32", "fp16"]
     overwrite: bool
 
-    conflicts = (
-        Conflict(
-            "run needs to be one model, as an archive holds one; "
-            "export each run, and translate with all archives: run=[A.nmt,B.nmt]",
-            lambda config: len(config.run) > 1,
-        ),
+    conflicts = Conflict.each(
+        "run needs to be one model, as an archive holds one; export each, and use all archives: run=[A.nmt,B.nmt]",
+        when=lambda config: len(config.run) > 1,
     )
 
 
@@ -255,7 +249,7 @@ class CompareConfig(Section):
     baseline: PathName | None
     metric: Name | None
     examples: CountOrZero
-    sentences: Annotated[list[Count], BeforeValidator(lambda value: [value] if isinstance(value, int) else value)]
+    sentences: Annotated[list[Count], one_as_list]
     bootstrap_samples: Annotated[int, Field(ge=100, le=1_000_000)]
     randomisation_trials: Annotated[int, Field(ge=100, le=1_000_000)]
     output: PathName

@@ -6,6 +6,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from nmt.config.schema.base import (
+    BY_KIND,
     AtLeastOne,
     Conflict,
     Count,
@@ -19,8 +20,7 @@ from nmt.config.schema.base import (
 
 DemoSize = Annotated[int, Field(gt=0, le=500)]  # sentence pairs for validation or testing of the built-in corpus
 Parts = Annotated[list[PathName], Field(min_length=1), one_as_list]  # files of a split: paths, prefixes or patterns
-# A column of a table, by the name in its header or by its number.
-Column = Annotated[Name, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
+Column = Name  # a column of a table, by the name in its header or by its number
 VocabularySize = Annotated[int, Field(ge=6, le=1_000_000)]  # at least 4 special symbols, a space and a character
 
 
@@ -108,7 +108,7 @@ class HubData(Corpus):
     path: PathName | None
     path_splits: Splits
 
-    conflicts = (Conflict(SAME_COLUMN, lambda data: data.source_column == data.target_column),)
+    conflicts = Conflict.each(SAME_COLUMN, when=lambda data: data.source_column == data.target_column)
 
 
 Code = Annotated[str, Field(pattern=r"^[A-Za-z][\w.-]*$", max_length=100)]  # language code, which becomes part of a tag
@@ -144,11 +144,7 @@ def _section(value: object) -> object:
     return {"source_lang": languages[0], "target_lang": languages[1]}
 
 
-Corpora = Annotated[
-    list[Annotated[DirectedCorpus, BeforeValidator(_section)]],
-    Field(min_length=1),
-    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
-]
+Corpora = Annotated[list[Annotated[DirectedCorpus, BeforeValidator(_section)]], Field(min_length=1), one_as_list]
 
 
 class MultilingualData(Preparation):
@@ -209,7 +205,7 @@ class MultilingualData(Preparation):
         ]
 
 
-Data = Annotated[DemoData | FilesData | HubData | MultilingualData, Field(discriminator="kind")]
+Data = Annotated[DemoData | FilesData | HubData | MultilingualData, BY_KIND]
 
 
 class SegmentationSampling(Section):
@@ -277,4 +273,4 @@ class FileTokenizer(SegmentationSampling):
     lowercase: bool
 
 
-TokenizerConfig = Annotated[TrainedTokenizer | SidesTokenizer | FileTokenizer, Field(discriminator="kind")]
+TokenizerConfig = Annotated[TrainedTokenizer | SidesTokenizer | FileTokenizer, BY_KIND]

@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from nmt.config.schema.base import (
+    BY_KIND,
     Bidirectional,
     Conflict,
     CountOrZero,
@@ -85,11 +86,9 @@ class LocationAwareScore(AnyScore):
     filters: Units
     width: Units
     reads_past = True
-    conflicts = (
-        Conflict(
-            "width needs to be odd, to be centred on a position; try width={self.odd_width}",
-            lambda score: score.width != score.odd_width,
-        ),
+    conflicts = Conflict.each(
+        "width needs to be odd, to be centred on a position; try width={self.odd_width}",
+        when=lambda score: score.width != score.odd_width,
     )
 
     @property
@@ -105,17 +104,9 @@ class GaussianMixtureScore(AnyScore):
     reads_keys = linear_in_keys = False
 
 
-StatelessScore = (
-    DotScore
-    | ScaledDotScore
-    | GeneralScore
-    | AdditiveScore
-    | NormedAdditiveScore
-    | ConcatScore
-    | CosineScore
-    | LocationScore
-)
-Score = Annotated[StatelessScore | LocationAwareScore | GaussianMixtureScore, Field(discriminator="kind")]
+KeyScore = DotScore | ScaledDotScore | GeneralScore | AdditiveScore | NormedAdditiveScore | ConcatScore | CosineScore
+StatelessScore = KeyScore | LocationScore
+Score = Annotated[StatelessScore | LocationAwareScore | GaussianMixtureScore, BY_KIND]
 
 
 class GlobalWindow(Section):
@@ -133,7 +124,7 @@ class LocalPredictiveWindow(Section):
     dim: Units
 
 
-Window = Annotated[GlobalWindow | LocalMonotonicWindow | LocalPredictiveWindow, Field(discriminator="kind")]
+Window = Annotated[GlobalWindow | LocalMonotonicWindow | LocalPredictiveWindow, BY_KIND]
 
 
 class AnyNormalizer(Section):
@@ -204,7 +195,7 @@ class Fertility(AnyNormalizer):
 
 
 SoftNormalizer = Softmax | Sparsemax | Entmax15 | LinearChain
-Normalizer = Annotated[SoftNormalizer | FirstOrder | Fertility | Monotonic | Mocha, Field(discriminator="kind")]
+Normalizer = Annotated[SoftNormalizer | FirstOrder | Fertility | Monotonic | Mocha, BY_KIND]
 
 
 class AnyAlignment(Section):
@@ -260,9 +251,7 @@ class Posterior(Latent):
     prior_share: Fraction
 
 
-Alignment = Annotated[
-    Expected | Sampled | StraightThrough | Marginal | Variational | Posterior, Field(discriminator="kind")
-]
+Alignment = Annotated[Expected | Sampled | StraightThrough | Marginal | Variational | Posterior, BY_KIND]
 
 
 class NoCoverage(Section):
@@ -275,7 +264,7 @@ class LinearCoverage(Section):
     loss_start: CountOrZero
 
 
-Coverage = Annotated[NoCoverage | LinearCoverage, Field(discriminator="kind")]
+Coverage = Annotated[NoCoverage | LinearCoverage, BY_KIND]
 
 
 class NoHeads(Section):
@@ -286,11 +275,9 @@ class Heads(Section):
     kind: Literal["heads"]
     heads: Units
     dim: Units
-    conflicts = (
-        Conflict(
-            "dim needs to be divisible by the number of heads, but heads; try dim={self.divisible_dim}",
-            lambda projection: projection.dim != projection.divisible_dim,
-        ),
+    conflicts = Conflict.each(
+        "dim needs to be divisible by the number of heads, but heads; try dim={self.divisible_dim}",
+        when=lambda projection: projection.dim != projection.divisible_dim,
     )
 
     @property
@@ -299,7 +286,7 @@ class Heads(Section):
         return self.heads * math.ceil(self.dim / self.heads)
 
 
-Projection = Annotated[NoHeads | Heads, Field(discriminator="kind")]
+Projection = Annotated[NoHeads | Heads, BY_KIND]
 UNUSED_PROJECTION = (
     "projection.kind=heads needs a score that reads the keys, but score.reads_keys=false; "
     "use projection=none, or another score such as scaled_dot"
@@ -318,8 +305,7 @@ class ScoredAttention(Section):
     conflicts = Conflict.each(
         "normalizer.takes_window=false needs positions that a window may leave out, but window.kind=local_m|local_p; "
         "use attention/window=global, or attention/normalizer=softmax",
-        "score.kind=gaussian_mixture needs a normalizer that leaves it to the score how far the attention moves on, "
-        "but normalizer.always_sums_to_one=false; "
+        "score.kind=gaussian_mixture needs weights that always sum to 1, but normalizer.always_sums_to_one=false; "
         "use attention/normalizer=softmax, or attention/score=normed_additive",
         UNUSED_PROJECTION,
         "coverage.kind=linear needs a score with a linear term in the keys, to which it adds, "
@@ -361,7 +347,7 @@ class NoAttention(Section):
     context: Literal["first_state", "every_step"]
 
 
-Attention = Annotated[ScoredAttention | NoAttention, Field(discriminator="kind")]
+Attention = Annotated[ScoredAttention | NoAttention, BY_KIND]
 
 
 class NoSelfAttention(Section):
@@ -371,15 +357,15 @@ class NoSelfAttention(Section):
 class EncoderSelfAttention(Section):
     kind: Literal["attention"]
     layers: Layers
-    score: Annotated[StatelessScore, Field(discriminator="kind")]
+    score: Annotated[StatelessScore, BY_KIND]
     window: Window
-    normalizer: Annotated[SoftNormalizer, Field(discriminator="kind")]
+    normalizer: Annotated[SoftNormalizer, BY_KIND]
     projection: Projection
     dropout: Probability
     conflicts = Conflict.each(UNUSED_PROJECTION)
 
 
-SelfAttention = Annotated[NoSelfAttention | EncoderSelfAttention, Field(discriminator="kind")]
+SelfAttention = Annotated[NoSelfAttention | EncoderSelfAttention, BY_KIND]
 
 Cell = Literal["rnn", "gru", "lstm"]
 # The field Decoder.copy hides the deprecated method `copy` of pydantic's models.
@@ -417,12 +403,10 @@ class Network(Section):
     layers: Layers
     dropout: Probability
     residual: FirstLayer
-    conflicts: ClassVar[tuple[Conflict, ...]] = (
-        Conflict(
-            "residual needs a layer that adds its output to its input, but layers; "
-            "set layers={self.first_residual} or more, or residual=false",
-            lambda network: network.first_residual > network.layers,
-        ),
+    conflicts: ClassVar[tuple[Conflict, ...]] = Conflict.each(
+        "residual needs a layer that adds its output to its input, but layers; "
+        "set layers={self.first_residual} or more, or residual=false",
+        when=lambda network: network.first_residual > network.layers,
     )
 
     @property

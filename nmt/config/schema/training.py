@@ -2,9 +2,10 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from nmt.config.schema.base import (
+    BY_KIND,
     Conflict,
     Count,
     CountOrZero,
@@ -18,6 +19,7 @@ from nmt.config.schema.base import (
     Positive,
     Probability,
     Section,
+    one_as_list,
 )
 
 
@@ -31,11 +33,7 @@ class Distillation(Section):
     teacher_weight: Annotated[float, Field(gt=0.0, le=1.0)]
 
 
-Objective = Annotated[
-    Likelihood  # the cross-entropy with label smoothing, or R-Drop
-    | Distillation,
-    Field(discriminator="kind"),
-]
+Objective = Annotated[Likelihood | Distillation, BY_KIND]
 
 
 class AnyAdam(Section):
@@ -68,13 +66,7 @@ class Adadelta(Section):
     weight_decay: NonNegative
 
 
-Optimizer = Annotated[
-    Adam
-    | AdamW  # weight decay apart from the gradient
-    | SGD
-    | Adadelta,
-    Field(discriminator="kind"),
-]
+Optimizer = Annotated[Adam | AdamW | SGD | Adadelta, BY_KIND]
 
 
 class ConstantSchedule(Section):
@@ -109,14 +101,7 @@ class PlateauSchedule(Section):
     min_factor: Fraction
 
 
-Schedule = Annotated[
-    ConstantSchedule  # all start with a linear warm-up
-    | InverseSqrtSchedule
-    | CosineSchedule
-    | StepSchedule
-    | PlateauSchedule,
-    Field(discriminator="kind"),
-]
+Schedule = Annotated[ConstantSchedule | InverseSqrtSchedule | CosineSchedule | StepSchedule | PlateauSchedule, BY_KIND]
 
 
 class Training(Section):
@@ -139,7 +124,7 @@ class Training(Section):
 
 
 Logger = Literal["tensorboard", "wandb"]
-Loggers = Annotated[list[Logger], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
+Loggers = Annotated[list[Logger], one_as_list]
 
 
 class Validation(Section):
@@ -160,11 +145,9 @@ LengthExponent = Annotated[float, Field(ge=0.0, le=10.0)]
 class SearchLimits(Section):
     """Common values of all search methods. Lengths count tokens, `</s>` included."""
 
-    conflicts = (
-        Conflict(
-            "min_length needs a limit that is at least as large, but max_length; lower min_length or raise max_length",
-            lambda search: search.min_length > search.max_length,
-        ),
+    conflicts = Conflict.each(
+        "min_length needs a limit that is at least as large, but max_length; lower min_length or raise max_length",
+        when=lambda search: search.min_length > search.max_length,
     )
 
     min_length: CountOrZero
@@ -198,17 +181,11 @@ class Sampling(SearchLimits):
 class MinimumBayesRisk(SearchLimits):
     kind: Literal["mbr"]
     candidates: Literal["sampling", "beam"]
-    n_candidates: Annotated[int, Field(gt=0, le=MAX_HYPOTHESES)]
+    n_candidates: BeamSize
     utility: Literal["chrf", "bleu"]
     temperature: Positive
     top_k: CountOrZero
     top_p: Annotated[float, Field(gt=0.0, le=1.0)]
 
 
-Search = Annotated[
-    Greedy  # a beam of 1 with less overhead
-    | Beam
-    | Sampling
-    | MinimumBayesRisk,
-    Field(discriminator="kind"),
-]
+Search = Annotated[Greedy | Beam | Sampling | MinimumBayesRisk, BY_KIND]

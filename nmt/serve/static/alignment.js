@@ -5,7 +5,7 @@ import { colourOf, isDark, legendLevels, scaleOf } from "./colours.js";
 import { byId, element, figure, isolated, visible } from "./dom.js";
 import { Heatmap } from "./heatmap.js";
 import { legend, Links } from "./links.js";
-import { mergeToWords, wordsOfPieces, wordTexts } from "./words.js";
+import { mergeToWords, pieceTexts, wordsOfPieces, wordTexts } from "./words.js";
 
 const NO_ATTENTION =
   "This model has no attention: one vector holds the whole source sentence, so there are no weights to show. " +
@@ -160,7 +160,9 @@ export class Alignment {
     const { tokens, source_tokens: source } = hypothesis;
     const merged = state.unit === "words";
     const weights = merged ? mergeToWords(matrix, tokens, source) : matrix;
-    const [rows, columns] = merged ? [wordTexts(tokens), wordTexts(source)] : [tokens, source];
+    const [rows, columns] = merged
+      ? [wordTexts(tokens), wordTexts(source)]
+      : [pieceTexts(tokens, source), pieceTexts(source, tokens)];
     const scale = scaleOf(weights);
     const overlay = this.#overlaid ? explained : null;
     const describe = (row, column) => `${visible(rows[row])} from ${visible(columns[column])}: ${figure(weights[row][column], 3)}`;

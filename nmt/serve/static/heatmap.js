@@ -5,10 +5,11 @@
 
 import { colourOf } from "./colours.js";
 import { element, fitted, label, svg, textWidth, visible } from "./dom.js";
+import { areLetters } from "./words.js";
 
 const [SMALLEST, LARGEST] = [18, 36]; // smallest and largest side of a cell, in pixels
 const LABEL = 130; // width of the longest label, in pixels
-const SLANT = (55 * Math.PI) / 180; // angle between the labels of the columns and the horizontal, in radians
+const SLANT = (55 * Math.PI) / 180; // angle between the labels of the columns and the horizontal, in radians; letters stand upright
 const AROUND = 12; // number of cells in each direction from the active one that are elements
 
 // Makes a path for each colour, of all cells that have it. Cells of level 0 are left out: they look like the ground.
@@ -52,12 +53,13 @@ export class Heatmap {
     this.#active = [clamp(this.#active[0], view.rows.length), clamp(this.#active[1], view.columns.length)];
     const names = { rows: view.rows.map(visible), columns: view.columns.map(visible) };
     const widest = (texts) => Math.min(LABEL, Math.max(...texts.map((text) => textWidth(text, 13, 600))));
-    const [left, top] = [Math.ceil(widest(names.rows)) + 14, Math.ceil(widest(names.columns) * Math.sin(SLANT)) + 20];
+    const slant = areLetters(names.columns) ? 0 : SLANT;
+    const [left, top] = [Math.ceil(widest(names.rows)) + 14, Math.ceil(widest(names.columns) * Math.sin(slant)) + 20];
     const overhang = Math.ceil(widest(names.columns) * Math.cos(SLANT));
     const room = this.#events.room() - left - overhang - 4;
     this.#size = Math.min(LARGEST, Math.max(SMALLEST, Math.floor(room / view.columns.length)));
     const [width, height] = [view.columns.length * this.#size, view.rows.length * this.#size];
-    const columns = this.#columnLabels(names.columns, width + overhang, top);
+    const columns = this.#columnLabels(names.columns, width + overhang, top, slant);
     const rows = this.#rowLabels(names.rows, left, height);
     const marks = svg("g", { class: "lit-cell" });
     const drawn = svg("svg", { class: "cells", width, height, "aria-hidden": "true" });
@@ -126,10 +128,11 @@ export class Heatmap {
     return [nodes, left + width, top + height];
   }
 
-  #columnLabels(texts, width, height) {
+  #columnLabels(texts, width, height, slant) {
+    const [edge, right] = slant ? ["left", 3] : ["middle", 0];
     const labels = texts.map((text, index) => {
-      const at = `translate(${(index + 0.5) * this.#size + 3} ${height - 5}) rotate(${(-SLANT * 180) / Math.PI})`;
-      return label(fitted(text, LABEL), 0, 0, "left", { transform: at });
+      const at = `translate(${(index + 0.5) * this.#size + right} ${height - 5}) rotate(${(-slant * 180) / Math.PI})`;
+      return label(fitted(text, LABEL), 0, 0, edge, { transform: at });
     });
     return svg("svg", { class: "labels columns", width, height, "aria-hidden": "true" }, labels);
   }

@@ -2,7 +2,7 @@
 
 import { differences, marked, parts } from "./diff.js";
 import { element, figure, isolated, piece, probability, visible } from "./dom.js";
-import { sumToWords, wordTexts } from "./words.js";
+import { pieceTexts, sumToWords, wordTexts } from "./words.js";
 
 // Shows the n-best list as radio buttons. Words that differ from the text `before` are marked, unless it is null.
 export function showTranslations(box, hypotheses, { selected, before, select }) {
@@ -31,7 +31,7 @@ export function showProbabilities(box, hypothesis, unit) {
     return;
   }
   const { tokens, token_log_probs: pieces, log_prob: total } = hypothesis;
-  const texts = unit === "words" ? wordTexts(tokens) : tokens;
+  const texts = unit === "words" ? wordTexts(tokens) : pieceTexts(tokens, hypothesis.source_tokens);
   const values = unit === "words" ? sumToWords(pieces, tokens) : pieces;
   const words = texts.map((text, index) => {
     const share = Math.exp(values[index]);

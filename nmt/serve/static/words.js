@@ -20,6 +20,17 @@ export function wordsOfPieces(pieces) {
   return words;
 }
 
+// Returns the texts that stand for pieces. If each "▁" is a piece of its own, the pieces are characters, and "▁" becomes "␣".
+// Whole words have no "▁" beside a side of single characters, because no piece of such a pair continues a word.
+export function pieceTexts(pieces, others) {
+  if (pieces.every((piece) => piece === START || !piece.includes(START))) return pieces.map((piece) => (piece === START ? "␣" : piece));
+  const whole = pieces.every((piece) => piece.startsWith(START) || piece === END || piece === UNKNOWN);
+  return whole && areLetters(others) ? pieces.map((piece) => piece.replace(START, "")) : pieces;
+}
+
+// Is each text at most a letter with a mark, or "</s>"?
+export const areLetters = (texts) => texts.every((text) => text === END || Array.from(text).length <= 2);
+
 // Returns the text of each word.
 export function wordTexts(pieces) {
   const membership = wordsOfPieces(pieces);
