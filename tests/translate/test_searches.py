@@ -53,7 +53,7 @@ def test_the_choice_is_the_candidate_most_similar_to_the_others(run: Path, candi
         best = max(range(len(of_line)), key=lambda i: round(utilities[i], 6))
         assert chosen[0].text == of_line[best].text
         changed += best != 0
-    assert changed
+    assert changed or candidates == "beam"  # whose few best translations may be the most similar ones, too
 
 
 def test_candidates_of_equal_text_count_once(run: Path) -> None:  # noqa: F811
