@@ -34,30 +34,6 @@ def _values(overrides: tuple[str, ...]) -> dict[str, Any]:
     return values_of("train", list(overrides))
 
 
-FIGURES: dict[str, Any] = {
-    **{"sentences": 60, "tokens": 500, "tau": 0.5},
-    **{"aer_attention": 0.2, "aer_saliency": 0.3},
-    **{"area_attention": 0.4, "area_saliency": 0.3, "area_random": 0.7},
-    "curves": {
-        "attention": [1.0, 0.5, 0.4, 0.3, 0.2, 0.1],
-        "saliency": [1.0, 0.4, 0.3, 0.2, 0.1, 0.0],
-        "random": [1.0, 0.9, 0.8, 0.7, 0.6, 0.5],
-    },
-}
-UNEXPLAINED: dict[str, Any] = {  # the figures of a model without attention
-    **FIGURES,
-    **dict.fromkeys(["tau", "aer_attention", "area_attention"]),
-    "curves": {order: FIGURES["curves"][order] for order in ("saliency", "random")},
-}
-
-
-def explain(path: Path, figures: object = None, **changes: object) -> None:
-    """Add to a run's results the figures that nmt-evaluate faithfulness=true computes."""
-    run = RunDirectory(path)
-    entry = json.loads(run.results.read_text())["test"]
-    run.update_json(run.results, {"test": {**entry, "faithfulness": figures or {**FIGURES, **changes}}})
-
-
 def make_run(path: Path, hypotheses: Sequence[str], *overrides: str, gold: bool = True, curve: bool = True) -> Path:
     """Write a finished run with these hypotheses on the test set."""
     run, values = RunDirectory(path), _values(overrides)

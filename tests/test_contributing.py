@@ -44,6 +44,15 @@ def renamed(step: str, what: str) -> str:
     return step
 
 
+def replacement(diff: str) -> tuple[str, str]:
+    """What a diff replaces, and by what, without the unchanged end of a replaced last line, which may have grown."""
+    lines = diff.splitlines(keepends=True)
+    before, after = ("".join(line[1:] for line in lines if line[0] in {" ", sign}) for sign in "-+")
+    while lines[-2][0] == "-" and before[-1] == after[-1]:
+        before, after = before[:-1], after[:-1]
+    return before, after
+
+
 def take(step: str, root: Path) -> None:
     """Apply each block of a step to the last file named before the block."""
     blocks = list(BLOCK.finditer(step))
@@ -52,8 +61,7 @@ def take(step: str, root: Path) -> None:
         kind, block = found.groups()
         path = root / FILES.findall(step[: found.start()])[-1]
         if kind == "diff":
-            lines = block.splitlines(keepends=True)
-            before, after = ("".join(line[1:] for line in lines if line[0] in {" ", sign}) for sign in "-+")
+            before, after = replacement(block)
             text = path.read_text(encoding="utf-8")
             assert text.count(before) == 1, f"{path.name} no longer holds:\n{before}"
             path.write_text(text.replace(before, after), encoding="utf-8")

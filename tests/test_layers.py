@@ -18,9 +18,9 @@ SUBPACKAGES: dict[str, str] = {  # subpackage -> subpackages that it may import
     "model": "config system data ops attention",
     "training": "config system data ops attention model translate evaluate explain",
     "translate": "config system data ops attention model",
-    "evaluate": "config system data translate explain",
-    "explain": "config system data attention model translate",
-    "compare": "config system data translate evaluate explain",
+    "evaluate": "config system data translate",
+    "explain": "config data attention model translate",
+    "compare": "config system data translate evaluate",
     "serve": "config system attention translate evaluate explain",
     "export": "config system data model translate evaluate",
 }

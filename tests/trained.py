@@ -25,7 +25,7 @@ def trained(base: Path, name: str, *overrides: str) -> Path:
 @pytest.fixture(scope="session")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Train a run that has learnt a little."""
-    return trained(tmp_path_factory.getbasetemp(), "run")
+    return trained(tmp_path_factory.getbasetemp(), "run", "decoder.readout=maxout")
 
 
 @pytest.fixture(scope="session")

@@ -45,8 +45,8 @@ torch.set_default_dtype(torch.float64)  # so that both sides agree to 12 digits
 # %% [markdown]
 # ## The idea in ten lines
 #
-# A query is compared with every key. The softmax turns the scores, or *energies*, into weights that sum to one, and the context is the
-# mean of the values under these weights:
+# A query is compared with every key. The softmax turns the scores, or *energies*, into weights that sum to one, and the context
+# vector is the mean of the values under these weights:
 #
 # $$e_{ts} = \frac{q_t^\top k_s}{\sqrt{d}}, \qquad \alpha_{ts} = \frac{\exp(e_{ts}/\tau)}{\sum_j \exp(e_{tj}/\tau)}, \qquad
 # c_t = \sum_s \alpha_{ts} v_s$$
@@ -242,8 +242,8 @@ print("equal for 3 temperatures and", len(source), "reaches")
 # So far one vector was compared and averaged. General attention learns separate projections, and several *heads* attend side by side with
 # $1/N$ of the entries each:
 #
-# $$c_t = W_o \, [\, \mathrm{head}_1; \ldots; \mathrm{head}_N], \qquad
-# \mathrm{head}_n = \mathrm{attend}(W_q^n d_t, \, W_k^n h, \, W_v^n h)$$
+# $$c_t = W_o [\mathrm{head}_1; \ldots; \mathrm{head}_N], \qquad
+# \mathrm{head}_n = \mathrm{attend}(W_q^n d_t, W_k^n h, W_v^n h)$$
 
 # %%
 heads, dim = 2, 8
@@ -308,4 +308,5 @@ plt.show()
 # Answers: (1) the value at the position; `luong_local_m` needs none, `luong_local_p` predicts it. (2) $\tau = 2$. (3) the sum is 0, and the division
 # gives NaN; the exponential is positive everywhere. [Sparsemax](../attention/sparsemax.md) shows how to get zeros without that.
 #
-# From here: [From the fixed vector on](../attention/idea.md), and the next notebook, [train and compare](train_and_compare.ipynb).
+# From here: [From the fixed vector on](../attention/idea.md), and the next notebook, [train from
+# scratch](train_from_scratch.ipynb).

@@ -101,8 +101,9 @@ for axes, (title, matrix) in zip(panels, views.items(), strict=True):
 plt.show()
 
 # %% [markdown]
-# (In the right panel, yellow is a fall of 5 nats or more.) How well do they agree? For each target word: the most attended word, the word
-# with the largest gradient, and Kendall's $\tau$ between the two orders of all words (1: the same order, 0: unrelated).
+# (In the right panel, yellow is a fall of 5 nats or more.) How well do they agree? For each target word: the word with the largest
+# weight, the one with the largest gradient, and Kendall's $\tau$ between the two orders of all words (1: the same order, 0:
+# unrelated).
 
 
 # %%
@@ -162,8 +163,8 @@ figure.colorbar(picture, label="nats")
 plt.show()
 
 # %% [markdown]
-# White means that the position does as well as the free weights, red that it does worse. Rows with several white cells are words that the
-# model could also have found elsewhere: their state, or the decoder's, already knows.
+# White means that the position does as well as the free weights, red that it does worse. Where a row has several white cells, the
+# model could have found the word elsewhere too: other encoder states, or the decoder's hidden state, know it already.
 #
 # ## 3. REINFORCE against the exact sum
 #
@@ -174,8 +175,8 @@ plt.show()
 #
 # The sum needs a prediction from *every* position. REINFORCE (Williams 1992) needs only the sampled one:
 #
-# $$g = (R_s - b) \, \nabla_e \log \alpha_s = (R_s - b) \, (\mathrm{onehot}(s) - \alpha), \qquad
-# \mathbb{E}[g] = \nabla_e J \; \text{ for every constant } b$$
+# $$g = (R_s - b) \nabla_e \log \alpha_s = (R_s - b) (\mathrm{onehot}(s) - \alpha), \qquad
+# \mathbb{E}[g] = \nabla_e J \text{ for every constant } b$$
 
 # %%
 energies = torch.tensor([0.5, -0.3, 0.1], dtype=torch.float64, requires_grad=True)
@@ -280,7 +281,7 @@ plt.show()
 # If every position can be afforded, $J$ is not the best thing to maximise. The probability of the word is the sum over the positions, and
 # by Jensen's inequality $J$ is a lower bound of its logarithm:
 #
-# $$J = \sum_s \alpha_s \log p(y \mid h_s) \;\le\; \log \sum_s \alpha_s \, p(y \mid h_s)$$
+# $$J = \sum_s \alpha_s \log p(y \mid h_s) \le \log \sum_s \alpha_s p(y \mid h_s)$$
 #
 # The gradient of the right side is *posterior minus prior*: it moves the weights to where the word can be explained.
 
@@ -304,5 +305,5 @@ print("gradient of J        ", exact.round(3))
 # 2. Add 10 to all rewards. Which curves of the learning plot change?
 # 3. Is `expected reward J` always close to the best constant? Try energies of (5, 0, 0).
 #
-# Answers: (1) in our run neither: the model writes "et" there. The mean of two states is a state that it has hardly ever seen. (2) only the
-# one without a baseline. (3) no: a position with a large weight has a short gradient, and the best constant leans towards the rewards of the others.
+# Answers: (1) in our run "les", but the mean of two states is a state that the model has hardly ever seen, so with another seed it may
+# be neither. (2) only the one without a baseline. (3) no: a position with a large weight has a short gradient, and the best constant leans towards the rewards of the others.

@@ -17,10 +17,11 @@
 # %% [markdown]
 # # Train and compare
 #
-# Three attentions, two seeds each: six models, trained for 200 updates on a few thousand short sentences. That takes about two minutes on two
-# cores, and it is only **the start of training**: nearly all translations are still wrong, and hardly anything separates the three yet. That makes it a good
-# exercise in reading a test. On the whole demo corpus with eight epochs, the scores are those of
-# [the results](../results/demo.md): 23 BLEU without attention, 97 with `luong_dot` and 99 with `luong_concat`.
+# Three attentions, two random seeds each: six models, trained for 200 updates on a few thousand short sentences. That takes
+# about two minutes on two cores, and it is only **the start of training**: nearly all translations are still wrong, and hardly
+# anything separates the three yet, which makes it a good exercise in reading a test. After eight epochs on the whole demo corpus,
+# the scores are those of [the results](../results/demo.md): 23 BLEU without attention, 97 with `luong_dot` and 99 with
+# `luong_concat`.
 
 # %%
 import gzip
@@ -90,8 +91,9 @@ for (name, seed), run in runs.items():
 # %% [markdown]
 # ## Learning curves
 #
-# A run keeps what it logged. Two seeds of one attention differ although all else is equal: the initial parameters, the order of the batches
-# and the dropout do not. Keep that distance in mind as the unit for all that follows.
+# A run keeps what it logged. The two runs of an attention have the same settings and differ only in their random seed, and so in
+# the initial parameters, the order of the mini-batches and the dropout masks. Keep the distance between them in mind: it is the
+# unit for all that follows.
 
 
 # %%
@@ -132,8 +134,9 @@ comparison
 #   $r_a^2$ and $r_b^2$ are at least the mean variance of all compared attentions.
 # - **raw p** is the probability of a difference at least as large if both attentions were equally good, and **p** is corrected for the two
 #   comparisons made here. A star marks p < 0.05.
-# - **p, stratified** ignores the seeds: it asks whether *these* runs differ. In the run kept here it is far below 0.05, while p is not, and the seeds
-#   of one attention differ as much as the attentions do. Whoever trains one model of each and tests the sentences alone publishes luck.
+# - **p, stratified** ignores the seeds: it asks whether *these* runs differ. It can be far below 0.05 where p is not, because the
+#   seeds of one attention may differ as much as the attentions do. Whoever trains one model of each and tests the sentences alone
+#   publishes luck.
 # - **detects** and **seeds needed** say what this experiment could have found, and how many seeds the measured difference would take.
 # - **No star is no proof of equality.** It says that two seeds and this test set cannot tell.
 # - **A star says nothing about longer training.** Both models are at the start of theirs.
@@ -157,8 +160,8 @@ for name in names[1:]:
 #
 # ## Heatmaps
 #
-# One row per French word that beam search wrote, one column per English word. After so few updates, look for the beginning of a
-# diagonal. The words are wrong, but both have begun to read from left to right.
+# One row per French word that beam search wrote, one column per English word. After so few updates the words are wrong, but look
+# for the beginning of a diagonal: a model that has begun to read from left to right.
 
 # %%
 sentence = "the small dogs see the red house ."

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 MAX_NAME = 150  # characters of the settings in a file's name
 TOKEN = "NMT_SERVE_TOKEN"
-SERVE_PACKAGES = ("fastapi", "prometheus_client", "uvicorn")
+SERVE_PACKAGES = ("fastapi", "uvicorn")
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 T = TypeVar("T", bound=BaseModel)
 
@@ -118,7 +118,6 @@ def evaluate(
                 config.checkpoint,
                 progress=bar.update,
                 output=output,
-                faithfulness_sentences=config.faithfulness_sentences if config.faithfulness else 0,
                 on_result=result.update,
             )
         except OSError as error:

@@ -110,25 +110,8 @@ def run_columns(comparison: Comparison) -> list[Column]:
         Column("p_randomisation", "p, randomisation", p_value),
         Column("baseline_run", "compared with"),
         *machine,
-        *EXPLAINED,
     ]
     return with_values(columns, comparison["runs"])
-
-
-def explained_columns(comparison: Comparison) -> list[Column]:
-    """List the columns of the table of how well attention explains the output; none if that was not measured."""
-    measured = with_values(EXPLAINED, comparison["systems"])
-    return [Column("name", "system"), *measured, Column("faithfulness_sentences", "sentences")] if measured else []
-
-
-EXPLAINED = (
-    Column("tau", "Kendall's tau", decimals(3)),
-    Column("aer_attention", "AER %, attention", decimals(1)),
-    Column("aer_saliency", "AER %, saliency", decimals(1)),
-    Column("area_attention", "area, attention", decimals(3)),
-    Column("area_saliency", "area, saliency", decimals(3)),
-    Column("area_random", "area, random", decimals(3)),
-)
 
 
 def _score_columns(comparison: Comparison) -> list[Column]:
@@ -245,10 +228,3 @@ def notes_on_costs(comparison: Comparison) -> str:
     elif machines:
         text += f" Times and speeds are of {machines[0]}."
     return text
-
-
-EXPLANATION = (
-    "Kendall's tau: of attention weights and gradients (saliency), by source token. AER %: of the links that each of "
-    "them gives. area: under the curve of an output token's probability while source tokens are "
-    "masked in that order; the smaller against random, the better the explanation."
-)

@@ -20,7 +20,6 @@ from nmt.config.errors import UserError, counted, printable, user_path
 from nmt.config.schema.commands import PATH_KEYS
 from nmt.evaluate import significance
 from nmt.evaluate.metrics import METRICS, Counts, check_known, corpus_score, score_by_length, sign_of, signatures
-from nmt.explain.faithfulness import run_figures, system_figures
 from nmt.system.files import read_lines
 from nmt.system.text_table import short
 from nmt.translate.similarity import Floats
@@ -33,8 +32,6 @@ TESTS = ("difference", "difference_ci", "p", "p_raw", "p_stratified", "freedom",
 log = logging.getLogger(__name__)
 
 Comparison = dict[str, Any]
-
-
 FIRST_RUNS = ("training.start_from", "objective.teachers")  # keys that name the runs a run starts or learns from
 
 
@@ -160,7 +157,7 @@ class Field:
                 **{f"{metric}_p_randomisation": randomisation.get(metric) for metric in others},
                 "baseline_run": None if base is None else base.name,
             }
-            rows.append(row | run_figures(entry.explained))
+            rows.append(row)
         return rows
 
     def uncertainty(self, system: System) -> dict[str, Any]:
@@ -381,7 +378,7 @@ def _system_row(system: System, field: Field, held_out: HeldOut, budget: Mapping
     for point in curve:
         seconds = None if update_seconds is None else point.updates * update_seconds
         row["curve"].append(_all_rounded({**point._asdict(), "seconds": seconds}))
-    return row | system_figures([entry.explained for entry in entries])
+    return row
 
 
 def _by_length(entries: Sequence[Entry], field: Field, sources: Sequence[str], parts: int) -> list[Comparison]:

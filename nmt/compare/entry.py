@@ -18,7 +18,6 @@ from nmt.data.text import open_text, user_lines
 from nmt.data.word_alignment import alignment_error_rate, parse_pharaoh
 from nmt.evaluate.evaluation import score_settings
 from nmt.evaluate.metrics import METRICS, Counted, ScoreSettings, count
-from nmt.explain.faithfulness import read_figures
 from nmt.system.files import folders_with, is_archive, read_bytes
 from nmt.system.run import (
     ERROR,
@@ -151,7 +150,6 @@ class Entry:
     sentences_per_second: float | None = None
     word_weights: Path | None = None  # file with the attention between words
     counted: Counted | None = None  # sentence statistics of the output, if they are known without its text
-    explained: Mapping[str, Any] = field(default_factory=dict)  # figures of nmt.explain.faithfulness, by name
 
 
 @dataclass(frozen=True)
@@ -249,7 +247,6 @@ def _read_run(path: Path, split: str) -> tuple[Entry, HeldOut]:
         aer=aer,
         sentences_per_second=_measure(results.get("sentences_per_second")),
         word_weights=words if words.is_file() else None,
-        explained=read_figures(results.get("faithfulness")),
         **fields,
     )
     return entry, HeldOut(sources, references, settings)

@@ -151,17 +151,7 @@ def draw(comparison: Comparison) -> dict[str, Picture]:
         label = f"training time, {unit}" if timed else "epoch"
         pictures["curves"] = _lines(curves, "Learning curves", label, f"validation {heading}", logarithmic=timed)
         pictures["length"] = _lengths(systems, names, metric)
-        for order, title in MASKING.items():
-            masked = series(enumerate(system["masking_curves"].get(order, [])) for system in systems)
-            pictures[f"masking_{order}"] = _lines(masked, title, "masked source tokens", "share of the probability")
     return {name: Picture(name, *drawn) for name, drawn in pictures.items() if drawn is not None}
-
-
-MASKING = {
-    "attention": "Masking the most attended first",
-    "saliency": "Masking the most salient first",
-    "random": "Masking at random",
-}
 
 
 def key(number: int) -> Markup:

@@ -16,7 +16,7 @@ from nmt.compare import columns
 from nmt.compare.columns import Cell
 from nmt.compare.compare import ALL, SIGNIFICANT, Comparison, compare, find, group
 from nmt.compare.entry import Entry, HeldOut, find_runs, read_run, read_systems, unfinished_sweeps
-from nmt.compare.pictures import MASKING, THEME, Picture, draw, key
+from nmt.compare.pictures import THEME, Picture, draw, key
 from nmt.config.errors import UserError, counted, nearest, printable
 from nmt.evaluate.metrics import METRICS, sign_of
 from nmt.system import text_table as table
@@ -110,9 +110,6 @@ def tables(comparison: Comparison, render: Render, in_full: bool = False) -> str
     missing = [escape(printable(sentence)) for sentence in comparison["missing"]]
     parts = [title, *missing, _text_table(comparison, "systems", shown, render)]
     parts += [columns.power(named), columns.unequal(named)]
-    if explained := columns.explained_columns(comparison):
-        parts += ["what attention explains:", _text_table(comparison, "systems", explained, render)]
-        parts += [columns.EXPLANATION] if in_full else []
     if in_full and comparison["baseline"] is None and comparison["differences"]:
         parts += [_text_table(comparison, "differences", columns.difference_columns(comparison), render)]
     if in_full:
@@ -130,12 +127,9 @@ def _text_table(comparison: Comparison, key: str, shown: Sequence[Column], rende
     for row in comparison[key]:
         cells = {column.key: columns.cell(row, column, metric) for column in shown if column.key in joined}
         rows.append({**row, **{name: str(cell) for name, cell in cells.items() if cell is not None}})
-    shows: dict[str, Callable[[Any], str]] = {**dict.fromkeys(joined, str), "p": _starred}
+    shows: dict[str, Callable[[Any], str]] = dict.fromkeys(joined, str)
+    shows["p"] = lambda p: f"{columns.p_value(p)}{'*' * (p < SIGNIFICANT)}"
     return render(rows, [Column(column.key, column.heading, shows.get(column.key, column.show)) for column in shown])
-
-
-def _starred(p: float) -> str:
-    return f"{columns.p_value(p)}{'*' * (p < SIGNIFICANT)}"
 
 
 def _csv(comparison: Comparison, key: str) -> str:
@@ -164,8 +158,6 @@ def page(comparison: Comparison, pictures: Mapping[str, Picture]) -> str:
     )
     environment.filters["breakable"] = breakable
     numbers = {system["name"]: rank for rank, system in enumerate(comparison["systems"])}
-    drawn = {name: picture.inline() for name, picture in pictures.items()}
-    masking = {f"masking_{order}" for order in MASKING}
     return environment.get_template("page.html").render(
         comparison=comparison,
         theme=THEME,
@@ -173,15 +165,13 @@ def page(comparison: Comparison, pictures: Mapping[str, Picture]) -> str:
         system_table=_page_table(comparison, "systems", columns.system_columns(comparison)),
         run_table=_page_table(comparison, "runs", columns.run_columns(comparison)),
         difference_table=_page_table(comparison, "differences", columns.difference_columns(comparison)),
-        explained=_page_table(comparison, "systems", columns.explained_columns(comparison)),
         notes=[
             *(columns.power(comparison), columns.unequal(comparison)),
             *(columns.notes_on_scores(comparison), columns.notes_on_costs(comparison)),
         ],
         numbers=numbers,
         marks={name: key(rank) for name, rank in numbers.items()},
-        charts=[picture for name, picture in drawn.items() if name not in masking],
-        masking_charts=[picture for name, picture in drawn.items() if name in masking],
+        charts=[picture.inline() for picture in pictures.values()],
         examples=[{**example, "words": _common_source(example)} for example in comparison["examples"]],
     )
 

@@ -21,7 +21,6 @@ from nmt.evaluate.metrics import (
     signatures,
     tokenizer_for,
 )
-from nmt.explain.faithfulness import faithfulness
 from nmt.system.files import locked, to_json, write_lines
 from nmt.system.run import EVALUATION, RunDirectory, digest, load_values, read_json
 from nmt.translate.translation import Translation
@@ -180,10 +179,8 @@ def _choices(runs: Sequence[RunDirectory], translator: Translator) -> dict[str, 
 
 
 def warn_if_texts_differ(runs: Sequence[RunDirectory], split: str) -> None:
-    """Warn of runs that have other held-out texts than the first run, whose texts are scored.
-
-    These runs may have been trained on the scored texts.
-    """
+    """Warn of runs whose held-out texts differ from those of the first run, which are scored: these runs may have been
+    trained on the scored texts."""
 
     def text(run: RunDirectory) -> list[bytes | None]:
         files = [run.data / f"{split}.{side}" for side in ("source", "target")]
@@ -202,18 +199,16 @@ def evaluate_run(
     checkpoint: str,
     progress: Progress | None = None,
     output: EvaluationFolder | str = "",
-    faithfulness_sentences: int = 0,
     on_result: Callable[[dict[str, Any]], object] | None = None,
 ) -> tuple[dict[str, Any], Evaluation]:
     """Evaluate a split of a run's corpus. Returns the entry of results.json and the evaluation.
 
     Writes hypotheses/<split>.txt, word alignments of translations and references to alignments/, and the entry of
-    results.json. If `output` is an EvaluationFolder, it receives these files, else the run's directory does. A string
-    `output` names the settings that differ from the run's configuration. If it is not empty, <split>.<output> replaces
-    <split> in all names, so that earlier results stay.
+    results.json: to the folder `output`, or to the run's directory if `output` is a string. This string names the
+    settings that differ from the run's configuration; unless it is empty, <split>.<output> replaces <split> in all
+    names, so that earlier results stay.
 
-    faithfulness_sentences: number of sentences that nmt.explain.faithfulness measures, 0 for no measurement. on_result:
-    receives the entry before the files are written.
+    on_result: receives the entry before the files are written.
     """
     sources, references, gold = run.held_out(split)
     written = output.folder if isinstance(output, EvaluationFolder) else run
@@ -233,8 +228,6 @@ def evaluate_run(
     aligned = align(translator, sources, references, gold)
     if aligned is not None:
         result |= {key: round(value, 4) for key, value in aligned.scores.items()}
-    if faithfulness_sentences:
-        result["faithfulness"] = faithfulness(translator, sources, references, gold, faithfulness_sentences)
     if isinstance(output, EvaluationFolder):
         result["members"] = output.description["members"]
     if on_result is not None:

@@ -254,7 +254,7 @@ def count(
     """Count the statistics of detokenised hypotheses with one reference each, for `metrics`, or else for all metrics of
     the settings.
 
-    Given the sources, WER and SER take an output for right if it equals any reference of the same source. Raises
+    Given the sources, WER and SER accept any reference of the same source, as for a homograph. Raises
     ValueError if the numbers of hypotheses and references differ or are zero, or for an invalid setting.
     """
     if len(hypotheses) != len(references) or not hypotheses:
@@ -317,9 +317,9 @@ def score_by_length(
 ) -> list[dict[str, float | list[int]]]:
     """Score sentences in bins of increasing source length, from their statistics (N, k) of a metric.
 
-    There are at most `parts` bins, whose sizes are as equal as possible if sentences of the same length share a bin;
-    there are fewer if many sentences have the same length. "words" holds a bin's shortest and longest length in words,
-    or in characters if most sentences have no spaces, as in Chinese.
+    Sentences of the same length share a bin. The at most `parts` bins are otherwise as equal in size as possible.
+    "words" holds a bin's shortest and longest length in words, or in characters if most sentences have no spaces, as in
+    Chinese.
     """
     lengths = np.array([len(source.split()) for source in sources])
     if np.median(lengths) <= 1:

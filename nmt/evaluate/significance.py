@@ -43,7 +43,7 @@ from nmt.evaluate.metrics import METRICS, Counts, corpus_score
 from nmt.translate.similarity import Floats
 
 Output = Mapping[str, Counts]  # statistics (N, k) of an output, by metric
-CHUNK_TRIALS = 500  # resamplings that are computed at a time
+CHUNK_TRIALS = 500  # bootstrap samples or trials in a chunk, which bounds the memory of a product
 ROUNDING = 1e-9  # score differences up to this size count as 0, because the order of sums may cause them
 POWER = 0.8  # probability with which a test finds the difference that it is designed for
 MAX_SEEDS = 1000  # largest number of seeds that `Effect.seeds_needed` tries
@@ -105,11 +105,11 @@ class Resampling:
     ) -> list[float]:
         """Test the difference between each pair of systems by stratified approximate randomisation; return p values.
 
-        systems: the outputs (N, k) of each system. pairs: indices of two systems each. progress: receives the number of
+        systems: the outputs (N, k) of each system; pairs: indices of two systems each; progress: receives the number of
         pairs done. For every sentence, a trial pairs the outputs of the two systems at random, and exchanges each pair
         with probability 1/2 (Clark et al. 2011, and their program MultEval). If one system has more outputs than the
-        other, its outputs without a partner are not exchanged. A system's score is computed from the sums over all its
-        outputs. The test says nothing about other seeds.
+        other, those without a partner stay. A system's score is computed from the sums over all its outputs. The test
+        says nothing about other seeds.
         """
         formula, stacks = (
             METRICS[metric].formula,
@@ -180,8 +180,8 @@ def paired_bootstrap(baseline: Floats, scores: Floats, observed: float) -> float
 def least_p(baseline: Counts, output: Counts) -> float:
     """Compute the smallest p value of an exact paired randomisation test of two outputs (N, k).
 
-    Of the 2^d exchanges of d sentences whose statistics differ, two give a difference of the observed size: none and
-    all of them.
+    On d sentences the statistics differ. Of the 2^d ways to exchange some of these sentences, two give a difference of
+    the observed size: exchanging none and exchanging all.
     """
     differing = int((np.asarray(baseline) != np.asarray(output)).any(1).sum())
     return min(1.0, 2.0 ** (1 - differing))
@@ -216,9 +216,8 @@ def _generator() -> np.random.Generator:
 class SeedVariance:
     """What the scores of all compared systems say about the variance between seeds.
 
-    A difference between two seeds of a system has two causes: training, and that some seeds happen to suit the chosen
-    sentences. The second part is also known from bootstrap samples of the sentences, and bounds the variance from
-    below.
+    Two seeds of a system differ because training differs, and because one of them happens to suit the chosen sentences
+    better. Bootstrap samples of the sentences also show the size of the second part, a lower bound of the variance.
     """
 
     pooled: float  # mean variance between the scores of a system
@@ -416,16 +415,12 @@ def letters(count: int, different: Collection[tuple[int, int]]) -> list[str]:
         ]
         groups = [group for group in dict.fromkeys(split) if not any(group < other for other in split)]
     groups.sort(key=sorted)
-    names = [_letter(number) for number in range(len(groups))]
+    # Names the groups a, b, ..., z, A, ..., Z, a2, b2, ...
+    rounds = (divmod(number, len(ascii_letters)) for number in range(len(groups)))
+    names = [ascii_letters[index] + (str(again + 1) if again else "") for again, index in rounds]
     return [
         "".join(name for name, group in zip(names, groups, strict=True) if system in group) for system in range(count)
     ]
-
-
-def _letter(number: int) -> str:
-    """Name the group with this number: a, b, ..., z, A, ..., Z, a2, b2, ..."""
-    again, index = divmod(number, len(ascii_letters))
-    return ascii_letters[index] + (str(again + 1) if again else "")
 
 
 def t_p_value(t: float, freedom: float) -> float:

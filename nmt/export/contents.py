@@ -1,4 +1,4 @@
-"""Chooses which parts of a run go into an archive: nothing that is of use only on this machine, and no text of the
+"""Chooses which parts of a run go into an archive: nothing that is useful only on this machine, and no text of the
 corpus unless the user asks for it."""
 
 import io
@@ -94,8 +94,8 @@ def shared_config(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shared_manifest(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy from a manifest how the model was trained, without paths, host names and warnings. Of several starts of the
-    run, only the first is kept, with the machine of the last."""
+    """Copy from a manifest how the model was trained, without paths, host names and warnings. Of a resumed run, only
+    the first start is kept, with the machine of the last."""
     starts = manifest.get("starts") or [{}]
     start = deepcopy({**starts[0], "machine": starts[-1].get("machine", {})})
     start = {key: start[key] for key in OF_START if start.get(key) is not None}

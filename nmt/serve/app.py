@@ -1,4 +1,4 @@
-"""The service over HTTP: the calls under /v1, a health check, figures for Prometheus, and the page."""
+"""The service over HTTP: the calls under /v1, a health check, and the page."""
 
 from functools import partial
 from importlib.metadata import version
@@ -37,7 +37,7 @@ def application(service: Service, rules: Rules, log_requests: bool = False) -> A
     _add_calls(app, service)
     app.mount("/static", StaticFiles(directory=STATIC))
     paths = frozenset(path for route in app.routes if "{" not in (path := getattr(route, "path", "{")))
-    return Guard(app, rules, service.metrics, paths, log_requests)
+    return Guard(app, rules, paths, log_requests)
 
 
 def _add_calls(app: FastAPI, service: Service) -> None:
@@ -56,13 +56,9 @@ def _add_calls(app: FastAPI, service: Service) -> None:
         return _json(service.describe())
 
     @app.head("/healthz", include_in_schema=False)  # load balancers may send HEAD
-    @app.get("/healthz", summary="Whether the service is up")
-    async def healthz() -> dict[str, str]:
-        return {"status": "ok"}
-
-    @app.get("/metrics", summary="Figures for Prometheus", response_class=Response)
-    async def metrics() -> Response:
-        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    @app.get("/healthz", summary="Whether the service is up, and how many sentences wait in its queue")
+    async def healthz() -> dict[str, str | int]:
+        return {"status": "ok", "waiting": len(service.batcher)}
 
     @app.get("/", include_in_schema=False)
     async def page() -> FileResponse:

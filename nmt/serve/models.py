@@ -41,7 +41,7 @@ class ServedModel:
         trained, translator, limit = self.translator.settings, self.translator, self.info.max_beam_size
         for key in changes:
             if not hasattr(trained, key):
-                searched = f"{self.info.name} searches by search={trained.kind}"
+                searched = f"{self.info.name} uses search={trained.kind}"
                 raise UserError(f"{key}: {searched}; start the service with search=beam")
         if (settings := merge_search(trained, changes)) != trained:
             translator = translator.with_search(settings)
@@ -50,7 +50,7 @@ class ServedModel:
             key = "nbest" if nbest == size else "beam_size"
             raise UserError(f"{key}: {size} is above this service's limit of {limit}")
         if nbest > (beam := getattr(settings, "beam_size", nbest)):
-            raise UserError(f"nbest: {nbest} translations need a beam_size of {nbest} at least, not {beam}")
+            raise UserError(f"nbest: {nbest} translations need a beam_size of at least {nbest}, not {beam}")
         translator.method.check_nbest(nbest)
         return translator
 
@@ -64,8 +64,8 @@ class ServedModel:
         return tokens
 
     def check_guidance(self, attend: Attend | None, prefix: str | Sequence[str] | None = None) -> None:
-        """Check that the prefix and the steps of `attend` fit into the longest translation, because the search does not
-        check it. Raises UserError if they do not fit."""
+        """Check that the prefix and the steps of `attend` fit into the longest translation, which the search does not
+        check. Raises UserError if they do not fit."""
         most = max(self.info.max_tokens, self.translator.settings.max_length)
         length = len(prefix_tokens(self.translator.tokenizers.target, prefix)) if prefix else 0
         if length >= most:

@@ -1,4 +1,4 @@
-"""The server, and what is around the application: checks of host, origin and token, limits of requests, and figures."""
+"""The server, and what is around the application: checks of host, origin and token, and limits of requests."""
 
 import asyncio
 import errno
@@ -6,14 +6,12 @@ import hmac
 import logging
 import socket
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 import uvicorn
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
@@ -33,39 +31,9 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-store",
 }
-SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)  # bounds of the buckets of a histogram
-SENTENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # bounds of the buckets of the histogram of batch sizes
 OPEN_PATHS = {"/", "/healthz"}  # paths that need no token; the page asks its user for the token
-CLIENT_LEFT = 499  # nginx's status for a client that left before the answer; only in figures and log
+CLIENT_LEFT = 499  # nginx's status for a client that left before the answer; only in the log
 BACKLOG = 2048  # connections that may wait to be accepted
-
-
-class Metrics:
-    """The figures of one service, in the format of Prometheus."""
-
-    def __init__(self, waiting: Callable[[], int]) -> None:
-        """waiting: a function that returns the number of sentences in the queue."""
-        self.registry = CollectorRegistry()
-        self.requests = Counter("nmt_requests", "Requests answered", ["path", "status"], registry=self.registry)
-        self.seconds = Histogram(
-            "nmt_request_seconds", "Time to answer", ["path"], buckets=SECONDS, registry=self.registry
-        )
-        self.sentences = Counter("nmt_sentences", "Sentences translated or scored", ["model"], registry=self.registry)
-        self.tokens = Counter("nmt_source_tokens", "Source tokens of these", ["model"], registry=self.registry)
-        self.batch_sentences = Histogram(
-            "nmt_batch_sentences", "Sentences of a batch", buckets=SENTENCES, registry=self.registry
-        )
-        self.batch_seconds = Histogram("nmt_batch_seconds", "Time of a batch", buckets=SECONDS, registry=self.registry)
-        Gauge("nmt_waiting_sentences", "Sentences in the queue", registry=self.registry).set_function(waiting)
-
-    def observe_batch(self, sentences: int, seconds: float) -> None:
-        """Record the number of sentences and the duration of a batch."""
-        self.batch_sentences.observe(sentences)
-        self.batch_seconds.observe(seconds)
-
-    def text(self) -> bytes:
-        """Format all figures in the text format of Prometheus."""
-        return generate_latest(self.registry)
 
 
 @dataclass(frozen=True)
@@ -80,14 +48,12 @@ class Rules:
 
 class Guard:
     """ASGI middleware that refuses requests that the rules do not allow, cancels requests whose clients leave, and
-    counts and logs all requests."""
+    logs requests."""
 
-    def __init__(
-        self, app: ASGIApp, rules: Rules, metrics: Metrics, paths: frozenset[str], log_requests: bool = False
-    ) -> None:
-        """paths: the paths that have figures of their own; all other paths are counted together. log_requests: log the
-        method, path, status and duration of each request, but not its body."""
-        self.app, self.rules, self.metrics, self.paths, self.log_requests = app, rules, metrics, paths, log_requests
+    def __init__(self, app: ASGIApp, rules: Rules, paths: frozenset[str], log_requests: bool = False) -> None:
+        """log_requests: log the method, path, status and duration of each request, but not its body, nor a path that is
+        not among `paths`."""
+        self.app, self.rules, self.paths, self.log_requests = app, rules, paths, log_requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check a request, read its body and run the application, unless the client leaves."""
@@ -118,10 +84,8 @@ class Guard:
                 answer = JSONResponse({"error": refused.detail}, refused.status_code, refused.headers)
                 await answer(scope, receive, send_with_headers)
         finally:
-            path, seconds = scope["path"] if scope["path"] in self.paths else "other", time.monotonic() - started
-            self.metrics.requests.labels(path, str(status)).inc()
-            self.metrics.seconds.labels(path).observe(seconds)
             if self.log_requests:
+                path, seconds = scope["path"] if scope["path"] in self.paths else "other", time.monotonic() - started
                 log.info("%s %s %d %.0f ms", scope["method"], path, status, 1000 * seconds)
 
     def _check(self, scope: Scope) -> None:
@@ -130,7 +94,11 @@ class Guard:
         host = headers.get("host", "")
         # Against DNS rebinding: if the host name of another site points at this machine, browsers let the pages of that
         # site use the service.
-        if rules.hosts is not None and _hostname(host) not in rules.hosts:
+        try:
+            name = urlsplit(f"//{host}").hostname
+        except ValueError:
+            name = None
+        if rules.hosts is not None and name not in rules.hosts:
             raise HTTPException(400, f"this service is not called {host[:100]!r}")
         origin = headers.get("origin")  # the text "null" if the page hides its origin
         if origin is not None and origin.partition("://")[2] != host:
@@ -187,14 +155,6 @@ class Guard:
             for task in (answer, left):
                 task.cancel()
             await asyncio.gather(answer, left, return_exceptions=True)
-
-
-def _hostname(host: str) -> str | None:
-    """Return the name in a Host header, without its port; None if it is malformed."""
-    try:
-        return urlsplit(f"//{host}").hostname
-    except ValueError:
-        return None
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -17,7 +17,6 @@ from nmt.config.errors import UserError
 from nmt.explain.explanation import Explanation, beam_tree, explain
 from nmt.serve import messages
 from nmt.serve.models import ServedModel
-from nmt.serve.server import Metrics
 from nmt.translate.translation import Translation
 from nmt.translate.translator import Translator
 
@@ -52,7 +51,7 @@ class QueueSettings:
 def worker_count(requested: int | None, device: str, threads: int) -> int:
     """Return how many threads compute batches at the same time: on a CPU, by default as many as torch has threads.
 
-    Raises UserError if several are requested on a GPU, where the searches of a model share their recordings.
+    Raises UserError if several are requested on a GPU, whose batches run one after the other anyway.
     """
     if device == "cuda" and (requested or 1) > 1:
         raise UserError(f"workers={requested}: on a GPU, one worker computes all batches; leave workers out")
@@ -62,13 +61,12 @@ def worker_count(requested: int | None, device: str, threads: int) -> int:
 class Batcher:
     """A queue of jobs, one for each sentence, and the threads that work on it.
 
-    A free thread takes the job that has waited longest, and batches it with the jobs of the same key that are nearest
-    in length, but leaves the other threads their share. A cancelled job leaves the queue.
+    A free thread takes the job that has waited longest, and batches it with jobs of the same key that are nearest in
+    length, but no more than its share of all jobs. A cancelled job leaves the queue.
     """
 
-    def __init__(self, settings: QueueSettings, observe: Callable[[int, float], object] = lambda *_: None) -> None:
-        """observe: a function that is called with the number of jobs and the seconds of each batch."""
-        self.settings, self._observe, self._open = settings, observe, True
+    def __init__(self, settings: QueueSettings) -> None:
+        self.settings, self._open = settings, True
         self._jobs: list[_Job] = []
         self._changed = threading.Condition()
         self._running = 0  # number of jobs that have left the queue and are being computed
@@ -123,8 +121,6 @@ class Batcher:
                 self._running -= len(batch)
             rate = len(batch) / max(seconds, 1e-6) * self.settings.workers
             self._rate = 0.8 * self._rate + 0.2 * rate if self._rate else rate
-            # Observe the batch before its results are set: a client with an answer may ask for the figures at once.
-            self._observe(len(batch), seconds)
             for job, outcome in zip(running, outcomes, strict=True):
                 if isinstance(outcome, Exception):
                     job.future.set_exception(outcome)
@@ -158,13 +154,12 @@ class Batcher:
 
 
 class Service:
-    """The models, the queue of their sentences, and the figures of the service."""
+    """The models, and the queue of their sentences."""
 
     def __init__(self, models: Mapping[str, ServedModel], queue: QueueSettings, max_texts: int) -> None:
         """max_texts: the largest number of texts in one request."""
         self.models, self.max_texts = models, max_texts
-        self.metrics = Metrics(lambda: len(self.batcher))
-        self.batcher = Batcher(queue, self.metrics.observe_batch)
+        self.batcher = Batcher(queue)
 
     def describe(self) -> messages.ModelsAnswer:
         """Describe all models."""
@@ -177,7 +172,7 @@ class Service:
         if name is None:
             return next(iter(self.models.values()))
         if name not in self.models:
-            raise UserError(f"model: there is no {name[:100]!r}, but: {', '.join(self.models)}")
+            raise UserError(f"model: there is no {name[:100]!r}; the models are {', '.join(self.models)}")
         return self.models[name]
 
     async def translate(self, request: messages.TranslateRequest) -> messages.TranslateAnswer:
@@ -190,7 +185,7 @@ class Service:
             raise UserError("text: is an empty list")
         most = min(self.max_texts, self.batcher.settings.sentences)
         if len(texts) > most:
-            raise HTTPException(413, f"text: has {len(texts)} texts, but at most {most} are taken")
+            raise HTTPException(413, f"text: has {len(texts)} texts, but the limit is {most}")
         if request.target is not None and request.nbest > 1:
             raise UserError("target: is scored without a search; leave out nbest")
         answer = partial(messages.TranslateAnswer, model=model.info.name)
@@ -209,7 +204,7 @@ class Service:
         tokens = [model.count_tokens(text, f"text {number}") for number, text in enumerate(texts, 1)]
         work = partial(translator.translate_nbest, n=nbest)
         key = "search", model.info.name, translator.settings.model_dump_json(), nbest
-        return await self._queued(model, work, texts, tokens, key, translator)
+        return await self._queued(work, texts, tokens, key, translator)
 
     async def _score(
         self, model: ServedModel, translator: Translator, texts: Sequence[str], target: str | list[str]
@@ -229,7 +224,7 @@ class Service:
 
         pairs = list(zip(texts, targets, strict=True))
         key = "score", model.info.name, translator.settings.model_dump_json()  # scores depend on the length penalty
-        return await self._queued(model, work, pairs, tokens, key, translator)
+        return await self._queued(work, pairs, tokens, key, translator)
 
     async def _guided(
         self, model: ServedModel, translator: Translator, request: messages.TranslateRequest, texts: Sequence[str]
@@ -257,7 +252,7 @@ class Service:
 
         if request.target is not None and (request.prefix or request.tree):
             raise UserError("target: is scored without a search; leave out prefix and tree")
-        ((nbest, tree),) = await self._queued(model, work, texts, [tokens], None, translator)
+        ((nbest, tree),) = await self._queued(work, texts, [tokens], None, translator)
         return {"translations": [_scored_texts(nbest, request.alignment)], "tree": tree}
 
     async def explain(self, request: messages.ExplainRequest) -> messages.ExplainAnswer:
@@ -270,7 +265,7 @@ class Service:
             options = {"attend": request.attend, "gradients": request.saliency}
             return [explain(model.translator, text, request.target, **options) for text in items]  # type: ignore[arg-type]
 
-        (explanation,) = await self._queued(model, work, [request.text], [tokens], None, model.translator)
+        (explanation,) = await self._queued(work, [request.text], [tokens], None, model.translator)
         window = None
         if explanation.centres is not None and explanation.reach is not None:
             window = messages.Window(centres=_rounded(explanation.centres), reach=explanation.reach)
@@ -288,26 +283,17 @@ class Service:
         )
 
     async def _queued(
-        self,
-        model: ServedModel,
-        work: Work,
-        items: Sequence[Any],
-        tokens: Sequence[int],
-        key: Hashable,
-        translator: Translator,
+        self, work: Work, items: Sequence[Any], tokens: Sequence[int], key: Hashable, translator: Translator
     ) -> list[Any]:
         """Queue items, as `Batcher.submit` does, and wait for their results. If the request is cancelled, the items
         leave the queue. `translator` limits the size of the batch."""
         most = translator.settings.batch_tokens // translator.method.beam_size // self.batcher.settings.workers
         futures = self.batcher.submit(work, items, tokens, key, most)
         try:
-            results = await asyncio.gather(*map(asyncio.wrap_future, futures))
+            return await asyncio.gather(*map(asyncio.wrap_future, futures))
         finally:
             for future in futures:
                 future.cancel()
-        self.metrics.sentences.labels(model.info.name).inc(len(items))
-        self.metrics.tokens.labels(model.info.name).inc(sum(tokens))
-        return results
 
 
 def _outcomes(jobs: list[_Job]) -> list[Any]:

@@ -58,11 +58,6 @@ def test_an_evaluation_with_many_settings_is_saved(run: nmt.Run) -> None:
     assert len([name for name in run.scores if name.startswith("validation.checkpoint-last_")]) == 2
 
 
-def test_an_evaluation_measures_faithfulness(run: nmt.Run) -> None:
-    scores = run.evaluate("split=validation", "faithfulness=true", "faithfulness_sentences=2")
-    assert scores["faithfulness"]["sentences"] == 2
-
-
 @pytest.mark.parametrize("override", ["run=2", "output=2", "processes=2", "++output=2"])
 def test_an_evaluation_refuses_what_only_the_command_can_do(run: nmt.Run, override: str) -> None:
     with pytest.raises(UserError, match="=: only nmt-evaluate takes this key"):

@@ -1,4 +1,4 @@
-"""Comparisons: ranking, means over seeds, significance tests against the baseline, and examples."""
+"""Comparisons: runs grouped into systems, ranking by a metric, significance tests, costs and examples."""
 
 import statistics
 from collections.abc import Sequence
@@ -11,7 +11,8 @@ from made_runs import REFERENCES, SOURCES, make_run, worsened
 
 from nmt.compare.columns import notes_on_scores, power
 from nmt.compare.compare import compare, group
-from nmt.compare.entry import Entry, HeldOut, Training, Validation, read_run
+from nmt.compare.entry import Entry, HeldOut, System, Training, Validation, read_run
+from nmt.compare.report import compare_runs, tables
 from nmt.config.errors import UserError
 from nmt.evaluate.metrics import METRICS, Counts, ScoreSettings, count, score, score_by_length
 from nmt.evaluate.significance import (
@@ -24,6 +25,7 @@ from nmt.evaluate.significance import (
     mean_of_seeds,
     paired_bootstrap,
 )
+from nmt.system.text_table import terminal
 
 SETTINGS = ScoreSettings("13a", False)
 OUTPUTS = {("good", 1): worsened(9), ("good", 2): worsened(10), ("bad", 1): worsened(2), ("bad", 2): worsened(9)}
@@ -324,3 +326,129 @@ def test_a_damaged_file_of_word_weights_is_named(text: str, tmp_path: Path) -> N
     (run / "alignments" / "test.words.jsonl").write_text(text)
     with pytest.raises(UserError, match=r"test\.words\.jsonl: is damaged .*; evaluate the run again"):
         compared([read_run(run, "test")[0]], sentences=[3])
+
+
+def entry(name: str, seed: int = 1, **asked: str) -> Entry:
+    asked = {"attention": "bahdanau", **asked}
+    return Entry(name, ["x"], seed, str(sorted(asked.items())), {key.replace("_", "."): v for key, v in asked.items()})
+
+
+def names_of(*entries: Entry) -> list[str]:
+    return [system.name for system in group(entries)]
+
+
+def test_seeds_are_put_together_in_order() -> None:
+    two, one, other = entry("a2", 2), entry("a1", 1), entry("b1", 1, attention="none")
+    systems = group([two, other, one])
+    assert systems == [System("bahdanau", [one, two]), System("none", [other])]
+    assert systems[0].of_seed(2) is two
+    assert systems[0].of_seed(9) is one
+    assert systems[1].of_seed(None) is other
+
+
+def test_a_name_says_what_differs_and_nothing_else() -> None:
+    assert names_of(entry("a")) == ["bahdanau"]
+    assert names_of(entry("a", attention="none", encoder="gru"), entry("b", encoder="gru")) == ["none", "bahdanau"]
+    both = entry("a", attention="none", encoder="gru"), entry("b", encoder="lstm")
+    assert names_of(*both) == ["none encoder=gru", "bahdanau encoder=lstm"]
+    rates = entry("a", optimizer_lr="0.1"), entry("b", optimizer_lr="0.2"), entry("c")
+    assert names_of(*rates) == ["lr=0.1", "lr=0.2", "bahdanau"]
+    halves = entry("a", encoder_dropout="0.1", decoder_dropout="0.3"), entry("b", encoder_dropout="0.3")
+    assert names_of(*halves) == ["decoder.dropout=0.3 encoder.dropout=0.1", "encoder.dropout=0.3"]
+    score = Entry("c", ["x"], 1, "other", {"attention": "bahdanau", "attention/score": "dot"})
+    assert names_of(entry("a"), score) == ["bahdanau", "attention/score=dot"]
+
+
+def test_what_differs_within_a_system_does_not_name_it() -> None:
+    def tuned(name: str, seed: int, start: str) -> Entry:
+        return Entry(name, ["x"], seed, "tuned", {"optimizer.lr": "0.1", "training.start_from": start})
+
+    two = tuned("b1", 1, "a1"), tuned("b2", 2, "a2")
+    assert names_of(Entry("a1", ["x"], 1, "first", {"optimizer.lr": "0.3"}), *two) == ["lr=0.3", "lr=0.1"]
+    said = Entry("c", ["x"], 1, "wide", {"encoder.hidden": "256"})  # sets the default value
+    unsaid = Entry("c", ["x"], 2, "wide", {})
+    assert names_of(said, unsaid, Entry("d", ["x"], 1, "wider", {"encoder.hidden": "512"})) == [
+        "hidden=256",
+        "hidden=512",
+    ]
+
+
+def test_what_has_the_same_name_gets_the_directory_too() -> None:
+    by_hand = Entry("runs/x", ["x"], 1, "edited", {"attention": "bahdanau"})
+    assert names_of(entry("runs/a"), by_hand) == ["bahdanau (runs/a)", "bahdanau (runs/x)"]
+    assert names_of(Entry("runs/x", ["x"], 1, "from Python", {})) == ["runs/x"]
+
+
+def test_an_output_of_another_system_stands_for_itself() -> None:
+    peers = Entry("one", ["x"]), Entry("two", ["x"])
+    assert names_of(entry("a"), *peers) == ["bahdanau", "one", "two"]
+    assert names_of(entry("a"), entry("b", attention="none"), peers[0]) == ["bahdanau", "none", "one"]
+
+
+def test_runs_of_the_same_seed_count_once(caplog: pytest.LogCaptureFixture) -> None:
+    one, copy, second = entry("a"), entry("b"), entry("s", 2)
+    rerun = Entry("c", ["y"], 1, one.config, one.choices)  # as on another machine
+    assert group([one, copy, rerun, second]) == [System("bahdanau", [one, second])]
+    assert "b repeats a: left out" in caplog.text
+    assert "c has the configuration and the seed of a, so the two are not independent: left out" in caplog.text
+    tuned = [Entry(name, ["x"], 1, "tuned", {"training.start_from": name}) for name in ("d", "e")]
+    (system,) = group(tuned)
+    assert system.entries == tuned  # they start from different runs
+
+
+@pytest.mark.parametrize("choices", [{}, {"data.path": "elsewhere"}])
+def test_an_archive_or_another_path_of_the_corpus_makes_no_second_seed(choices: dict[str, str]) -> None:
+    run, other = (entry(name, **{"data.path": "here"}) for name in ("a", "b"))
+    same = Entry("c", ["x"], 1, run.config, {"attention": "bahdanau", **choices})
+    none = entry("d", attention="none")
+    assert group([run, other, same, none]) == [System("bahdanau", [run]), System("none", [none])]
+
+
+# BLEU and chrF prefer WORDS, TER prefers ORDER.
+ORDER = worsened(1)
+WORDS = [line if n % 4 else "ganz andere wörter" for n, line in enumerate(REFERENCES)]
+
+
+@pytest.fixture
+def _two_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_run(Path("order"), ORDER)
+    make_run(Path("words"), WORDS, "encoder.layers=2")
+
+
+def of_metric(metric: str | None = None, **settings: str) -> dict[str, Any]:
+    return compare_runs(["order", "words"], metric=metric, **QUICK, examples=2, sentences=[], **settings)
+
+
+@pytest.mark.usefixtures("_two_runs")
+@pytest.mark.parametrize(("metric", "first"), [("bleu", "words"), ("chrf", "words"), ("ter", "order")])
+def test_the_metric_ranks_and_its_tests_are_shown(metric: str, first: str) -> None:
+    result = of_metric(metric)
+    assert result["metric"] == metric
+    assert result["runs"][0]["run"] == first
+    best, second = result["systems"]
+    assert result["baseline"] == best["name"]
+    assert (best[metric] < second[metric]) == (metric == "ter")
+    run = result["runs"][1]
+    assert second["p"] == max(run["p_bootstrap"], run["p_randomisation"])  # each system has one seed
+    assert f"{metric}_p_bootstrap" not in run
+    assert second[f"{metric}_ci"] == run[f"{metric}_ci"]
+    if metric == "ter":  # gives the tests that BLEU's tables show for TER
+        plain = of_metric(baseline="order")
+        (same,) = (row for row in plain["runs"] if row["run"] == run["run"])
+        assert (run["p_bootstrap"], run["p_randomisation"]) == (same["ter_p_bootstrap"], same["ter_p_randomisation"])
+        assert run["bleu_p_bootstrap"] == same["p_bootstrap"]
+
+
+@pytest.mark.usefixtures("_two_runs")
+def test_the_table_begins_with_the_signature_of_the_metric() -> None:
+    assert "chrF nrefs:1|" in tables(of_metric("chrf"), terminal).splitlines()[0]
+
+
+@pytest.mark.usefixtures("_two_runs")
+def test_a_metric_that_the_runs_did_not_compute_is_counted_anew(mean_metric: str) -> None:
+    result = of_metric(mean_metric)
+    assert result["signatures"].keys() == {"bleu", "chrf", "ter", "mean"}
+    assert result["systems"][0]["mean"] > result["systems"][1]["mean"]
+    with pytest.raises(UserError, match="metric=maen: not one of bleu, chrf, ter, wer, ser, mean; did you mean 'mean'"):
+        of_metric("maen")

@@ -15,7 +15,6 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
-from nmt.compare.columns import EXPLAINED
 from nmt.compare.pictures import draw
 from nmt.compare.report import page
 
@@ -36,11 +35,8 @@ def system(rank: int, name: str, **changes: object) -> dict[str, Any]:
     at |= {"longest": 30.0, "longest_words": [5, 5]}
     points = [(1.0, 9.0), (2.0, 20.0 - rank)]
     curve = [{"updates": 500 * e, "epoch": e, "seconds": 90 * e + rank, "score": bleu} for e, bleu in points]
-    curves = {"by_length": buckets, "curve": curve, **at}
-    explained: dict[str, object] = dict.fromkeys(column.key for column in EXPLAINED) | {"masking_curves": {}}
-    explained["faithfulness_sentences"] = None
-    values = {"rank": rank, "name": name, "seeds": [1, 2], **scores, **tests, **costs, **speeds, **curves}
-    return {**explained, **values, **changes}
+    values: dict[str, Any] = {"rank": rank, "name": name, "seeds": [1, 2], **scores, **tests, **costs, **speeds}
+    return {**values, "by_length": buckets, "curve": curve, **at, **changes}
 
 
 def translation(name: str, text: str, source: str, *weights: list[int]) -> dict[str, Any]:

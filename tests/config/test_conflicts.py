@@ -81,7 +81,6 @@ TRAIN = {
     "tokenizer=char tokenizer.sampling=0.1": "tokenizer: sampling=0.1 needs .*kind=char; use kind=bpe or unigram",
 }
 OTHERS = {
-    "evaluate run=[a,b] faithfulness=true": "faithfulness=true needs one model, .*; name one run",
     "export run=[a,b] output=c": "run=.* needs to be one model, .*; export each, and use all archives",
     "translate run=a references=b nbest=2": "nbest=2 needs a search, .*references=b; leave out nbest",
     **{

@@ -18,6 +18,8 @@ from nmt.system.files import read_lines
 from nmt.system.run import RunDirectory
 from nmt.translate.translator import Translator
 
+SETTINGS = score_settings(Evaluation(metrics=["bleu", "chrf", "ter"], tokenize="auto", lowercase=False), "fr")
+
 
 @pytest.fixture(scope="module")
 def run(trained_run: Path) -> RunDirectory:  # noqa: F811
@@ -33,13 +35,12 @@ def test_the_tokenizer_follows_the_target_language_unless_given(language: str, e
 
 
 def test_scores_are_those_of_the_written_translations(run: RunDirectory) -> None:
-    settings = score_settings(Evaluation(metrics=["bleu", "chrf", "ter"], tokenize="auto", lowercase=False), "fr")
     translator = Translator.load(run.path)
-    result, found = evaluate_run(run, translator, "test", settings, "best")
+    result, found = evaluate_run(run, translator, "test", SETTINGS, "best")
     written = (run.hypotheses / "test.txt").read_text(encoding="utf-8").split("\n")[:-1]
     assert written == found.hypotheses
     _, references, _ = run.held_out("test")
-    again = score(written, references, settings)
+    again = score(written, references, SETTINGS)
     assert (result["bleu"], result["chrf"], result["ter"]) == tuple(
         round(again[name], 4) for name in ("bleu", "chrf", "ter")
     )
@@ -59,8 +60,7 @@ def test_scores_of_a_replaced_checkpoint_are_not_saved(
         return evaluate(*given, **named)
 
     monkeypatch.setattr("nmt.evaluate.evaluation.evaluate", replaced)
-    settings = score_settings(Evaluation(metrics=["bleu", "chrf", "ter"], tokenize="none", lowercase=False), "fr")
-    evaluate_run(run, translator, "test", settings, "best")
+    evaluate_run(run, translator, "test", SETTINGS, "best")
     assert run.results.read_text() == before
     assert "training has replaced the checkpoint meanwhile: the scores are not saved" in caplog.text
 
@@ -71,9 +71,8 @@ def test_a_damaged_file_of_results_is_an_error_before_translation(
     before = run.results.read_text()
     monkeypatch.setattr("nmt.evaluate.evaluation.evaluate", lambda *_, **__: pytest.fail("translated"))
     run.results.write_text('{"test": ')
-    settings = score_settings(Evaluation(metrics=["bleu", "chrf", "ter"], tokenize="none", lowercase=False), "fr")
     with pytest.raises(UserError, match=r"results\.json: cannot be read .*; if it is damaged, .* or delete it"):
-        evaluate_run(run, Translator.load(run.path), "test", settings, "best")
+        evaluate_run(run, Translator.load(run.path), "test", SETTINGS, "best")
     run.results.write_text(before)
 
 
@@ -81,8 +80,7 @@ def test_other_settings_have_results_of_their_own(run: RunDirectory) -> None:
     """An evaluation with another search leaves the results and translations of the run as they are."""
     before = json.loads(run.results.read_text())["test"], (run.hypotheses / "test.txt").read_bytes()
     translator = Translator.load(run.path, search={"kind": "greedy"})
-    settings = score_settings(Evaluation(metrics=["bleu", "chrf", "ter"], tokenize="auto", lowercase=True), "fr")
-    result, _ = evaluate_run(run, translator, "test", settings, "best", output="greedy")
+    result, _ = evaluate_run(run, translator, "test", SETTINGS, "best", output="greedy")
     results = json.loads(run.results.read_text())
     assert (results["test"], (run.hypotheses / "test.txt").read_bytes()) == before
     assert results["test.greedy"] == result
@@ -92,15 +90,14 @@ def test_other_settings_have_results_of_their_own(run: RunDirectory) -> None:
 def test_sampling_is_scored_the_same_each_time(run: RunDirectory) -> None:
     search = {"kind": "sampling", "temperature": 1.0, "top_k": 0, "top_p": 1.0}
     translator = Translator.load(run.path, search=search)
-    settings = score_settings(Evaluation(metrics=["bleu", "chrf", "ter"], tokenize="auto", lowercase=False), "fr")
     sources, references, _ = run.held_out("test")
-    first, second = (evaluate(translator, sources, references, settings, ("bleu",)) for _ in range(2))
+    first, second = (evaluate(translator, sources, references, SETTINGS, ("bleu",)) for _ in range(2))
     assert first.hypotheses == second.hypotheses
     translator.seed = 9
-    assert evaluate(translator, sources, references, settings, ("bleu",)).hypotheses != first.hypotheses
+    assert evaluate(translator, sources, references, SETTINGS, ("bleu",)).hypotheses != first.hypotheses
 
 
-def test_alignment_scores_compare_forced_attention_with_gold(run: RunDirectory) -> None:
+def test_alignments_are_scored_and_written(run: RunDirectory) -> None:
     sources, references, gold = run.held_out("test")
     assert gold is not None
     translator = Translator.load(run.path)
@@ -111,17 +108,8 @@ def test_alignment_scores_compare_forced_attention_with_gold(run: RunDirectory) 
     own = align(translator, sources, references, aligned.pharaoh)
     assert own is not None
     assert own.scores["aer"] == pytest.approx(0)
-    without_gold = align(translator, sources, references, None)
-    assert without_gold == (aligned.pharaoh, {})
-
-
-def test_alignments_of_translations_and_references_are_written(run: RunDirectory) -> None:
-    settings = score_settings(Evaluation(metrics=["bleu", "chrf", "ter"], tokenize="auto", lowercase=False), "fr")
-    translator = Translator.load(run.path)
-    _, found = evaluate_run(run, translator, "test", settings, "best")
-    sources, references, gold = run.held_out("test")
-    aligned = align(translator, sources, references, gold)
-    assert aligned is not None
+    assert align(translator, sources, references, None) == (aligned.pharaoh, {})
+    _, found = evaluate_run(run, translator, "test", SETTINGS, "best")
     assert read_lines(run.alignments / "test.references.pharaoh") == aligned.pharaoh
     links = read_lines(run.alignments / "test.translations.pharaoh")
     assert links == [each.word_alignment() for each in found.translations]
@@ -130,4 +118,4 @@ def test_alignments_of_translations_and_references_are_written(run: RunDirectory
     for line, source, translation in zip(links, sources, found.hypotheses, strict=True):
         for i, j in parse_pharaoh(line)[0]:
             assert i < len(source.split())
-            assert j < len(translation.split())
+            assert j < len(translation.split(" "))  # an untrained model may write two spaces

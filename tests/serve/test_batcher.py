@@ -3,7 +3,9 @@
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
+from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from starlette.exceptions import HTTPException
@@ -44,53 +46,54 @@ def gate() -> Iterator[Gate]:
     gate.open.set()
 
 
-def test_similar_lengths_share_a_batch_and_the_oldest_goes_first(gate: Gate) -> None:
-    batcher = Batcher(ONE)
-    first = batcher.submit(gate, ["busy"], [1], "key", 40)
+@contextmanager
+def busy(gate: Gate, settings: QueueSettings = ONE, most_tokens: int = 100) -> Iterator[tuple[Batcher, Future[str]]]:
+    """Make a batcher whose first thread works on the job "busy" until the gate opens, and close it at the end."""
+    batcher = Batcher(settings)
+    (first,) = batcher.submit(gate, ["busy"], [1], "key", most_tokens)
     assert gate.started.wait(20)
-    lengths = [9, 1, 10, 2, 8, 30, 11]
-    futures = batcher.submit(gate, lengths, lengths, "key", 40)
-    gate.open.set()
-    assert [future.result(20) for future in first + futures] == ["done busy", *(f"done {n}" for n in lengths)]
-    # The sentence of length 9 has waited longest; 10 and 8 are nearest in length. A fourth, of length 11, would exceed
-    # the batch's 40 tokens.
-    assert gate.batches == [["busy"], [9, 10, 8], [1, 2, 11], [30]]
+    yield batcher, first
     batcher.close()
+
+
+def test_similar_lengths_share_a_batch_and_the_oldest_goes_first(gate: Gate) -> None:
+    with busy(gate, most_tokens=40) as (batcher, first):
+        lengths = [9, 1, 10, 2, 8, 30, 11]
+        futures = batcher.submit(gate, lengths, lengths, "key", 40)
+        gate.open.set()
+        assert [future.result(20) for future in (first, *futures)] == ["done busy", *(f"done {n}" for n in lengths)]
+        # The sentence of length 9 has waited longest; 10 and 8 are nearest in length. A fourth, of length 11, would
+        # exceed the batch's 40 tokens.
+        assert gate.batches == [["busy"], [9, 10, 8], [1, 2, 11], [30]]
 
 
 def test_no_job_starves_however_many_fit_better_elsewhere(gate: Gate) -> None:
-    batcher = Batcher(ONE)
-    batcher.submit(gate, ["busy"], [1], "key", 10)
-    assert gate.started.wait(20)
-    (long,) = batcher.submit(gate, ["long"], [500], "key", 10)  # exceeds the limit of a batch
-    short = batcher.submit(gate, range(50), [1] * 50, "key", 10)
-    gate.open.set()
-    assert long.result(20) == "done long"
-    assert gate.batches[1] == ["long"]
-    assert [future.result(20) for future in short] == [f"done {n}" for n in range(50)]
-    assert max(map(len, gate.batches)) == 10
-    batcher.close()
+    with busy(gate, most_tokens=10) as (batcher, _):
+        (long,) = batcher.submit(gate, ["long"], [500], "key", 10)  # exceeds the limit of a batch
+        short = batcher.submit(gate, range(50), [1] * 50, "key", 10)
+        gate.open.set()
+        assert long.result(20) == "done long"
+        assert gate.batches[1] == ["long"]
+        assert [future.result(20) for future in short] == [f"done {n}" for n in range(50)]
+        assert max(map(len, gate.batches)) == 10
 
 
 def test_other_keys_and_jobs_without_one_have_batches_of_their_own(gate: Gate) -> None:
-    batcher = Batcher(ONE)
-    batcher.submit(gate, ["busy"], [1], "key", 100)
-    assert gate.started.wait(20)
-    futures = [
-        future
-        for item, key in (("a", "x"), ("b", "y"), ("c", None), ("d", None), ("e", "x"))
-        for future in batcher.submit(gate, [item], [1], key, 100)
-    ]
-    gate.open.set()
-    assert [future.result(20) for future in futures] == [f"done {item}" for item in "abcde"]
-    assert gate.batches[1:] == [["a", "e"], ["b"], ["c"], ["d"]]
-    batcher.close()
+    with busy(gate) as (batcher, _):
+        futures = [
+            future
+            for item, key in (("a", "x"), ("b", "y"), ("c", None), ("d", None), ("e", "x"))
+            for future in batcher.submit(gate, [item], [1], key, 100)
+        ]
+        gate.open.set()
+        assert [future.result(20) for future in futures] == [f"done {item}" for item in "abcde"]
+        assert gate.batches[1:] == [["a", "e"], ["b"], ["c"], ["d"]]
 
 
 def test_sentences_that_arrive_together_share_a_batch_though_a_thread_is_free() -> None:
     gate = Gate()
     gate.open.set()
-    batcher = Batcher(QueueSettings(workers=1, threads=1, sentences=100, wait=0.2))
+    batcher = Batcher(replace(ONE, wait=0.2))
     futures = [future for item in range(5) for future in batcher.submit(gate, [item], [3], "key", 100)]
     assert [future.result(20) for future in futures] == [f"done {item}" for item in range(5)]
     assert gate.batches == [[0, 1, 2, 3, 4]]
@@ -100,7 +103,7 @@ def test_sentences_that_arrive_together_share_a_batch_though_a_thread_is_free() 
 def test_a_free_thread_leaves_a_busy_one_its_share(gate: Gate) -> None:
     """A free thread takes only its share of the waiting sentences. Otherwise one thread would get nearly all sentences
     of clients that wait for answers, the other one only a few at a time."""
-    batcher = Batcher(QueueSettings(workers=2, threads=1, sentences=100, wait=0.2))
+    batcher = Batcher(replace(ONE, workers=2, wait=0.2))
     futures = batcher.submit(gate, ["first"], [4], "key", 100)
     assert gate.started.wait(20)
     futures += batcher.submit(gate, [5, 1, 6, 2, 7], [5, 1, 6, 2, 7], "key", 100)
@@ -115,34 +118,28 @@ def test_a_free_thread_leaves_a_busy_one_its_share(gate: Gate) -> None:
 
 
 def test_a_full_queue_takes_all_of_a_request_or_nothing(gate: Gate) -> None:
-    batcher = Batcher(QueueSettings(workers=1, threads=1, sentences=3, wait=0.0))
-    batcher.submit(gate, ["busy"], [1], "key", 100)
-    assert gate.started.wait(20)
-    batcher.submit(gate, ["a", "b"], [1, 1], "key", 100)
-    with pytest.raises(HTTPException) as full:
-        batcher.submit(gate, ["c", "d"], [1, 1], "key", 100)
-    assert (full.value.status_code, full.value.headers) == (503, {"retry-after": "1"})
-    assert len(batcher) == 2
-    (last,) = batcher.submit(gate, ["e"], [1], "key", 100)
-    gate.open.set()
-    assert last.result(20) == "done e"
-    batcher.close()
+    with busy(gate, replace(ONE, sentences=3)) as (batcher, _):
+        batcher.submit(gate, ["a", "b"], [1, 1], "key", 100)
+        with pytest.raises(HTTPException) as full:
+            batcher.submit(gate, ["c", "d"], [1, 1], "key", 100)
+        assert (full.value.status_code, full.value.headers) == (503, {"retry-after": "1"})
+        assert len(batcher) == 2
+        (last,) = batcher.submit(gate, ["e"], [1], "key", 100)
+        gate.open.set()
+        assert last.result(20) == "done e"
 
 
 def test_cancelled_jobs_free_their_places(gate: Gate) -> None:
-    batcher = Batcher(QueueSettings(workers=1, threads=1, sentences=2, wait=0.0))
-    batcher.submit(gate, ["busy"], [1], "key", 100)
-    assert gate.started.wait(20)
-    left, stayed = batcher.submit(gate, ["left", "stayed"], [1, 1], "key", 100)
-    assert left.cancel()
-    assert len(batcher) == 1
-    (late,) = batcher.submit(gate, ["late"], [1], "key", 100)
-    gate.open.set()
-    assert [stayed.result(20), late.result(20)] == ["done stayed", "done late"]
-    with pytest.raises(CancelledError):
-        left.result(0)
-    assert not any("left" in batch for batch in gate.batches)
-    batcher.close()
+    with busy(gate, replace(ONE, sentences=2)) as (batcher, _):
+        left, stayed = batcher.submit(gate, ["left", "stayed"], [1, 1], "key", 100)
+        assert left.cancel()
+        assert len(batcher) == 1
+        (late,) = batcher.submit(gate, ["late"], [1], "key", 100)
+        gate.open.set()
+        assert [stayed.result(20), late.result(20)] == ["done stayed", "done late"]
+        with pytest.raises(CancelledError):
+            left.result(0)
+        assert not any("left" in batch for batch in gate.batches)
 
 
 def test_only_the_job_at_fault_fails() -> None:
@@ -151,7 +148,7 @@ def test_only_the_job_at_fault_fails() -> None:
             raise UserError("bad is refused")
         return list(items)
 
-    batcher = Batcher(QueueSettings(workers=1, threads=1, sentences=10, wait=0.1))
+    batcher = Batcher(replace(ONE, wait=0.1))
     good, bad, other = batcher.submit(work, ["good", "bad", "other"], [1, 1, 1], "key", 100)
     assert (good.result(20), other.result(20)) == ("good", "other")
     with pytest.raises(UserError, match="bad is refused"):
@@ -173,7 +170,7 @@ def test_a_bug_reaches_every_request_and_the_thread_goes_on() -> None:
 
 
 def test_closing_finishes_what_waits_and_refuses_more(gate: Gate) -> None:
-    batcher = Batcher(QueueSettings(workers=1, threads=1, sentences=10, wait=60.0))
+    batcher = Batcher(replace(ONE, wait=60.0))
     (waiting,) = batcher.submit(gate, ["a"], [1], "key", 100)
     gate.open.set()
     started = time.monotonic()

@@ -22,7 +22,7 @@ from nmt.config.errors import UserError
 from nmt.config.schema import ServeConfig
 from nmt.serve.messages import TranslateAnswer, TranslateRequest
 from nmt.serve.models import load_models
-from nmt.serve.server import Guard, Metrics
+from nmt.serve.server import Guard
 from nmt.system.run import RunDirectory
 
 LINE = "a small dog sees the red house ."
@@ -239,10 +239,10 @@ def test_a_folder_stands_for_the_trained_runs_below_it(runs: list[str | list[str
         ({"text": 3}, "text: input should be a valid string"),
         ({"text": []}, "text: is an empty list"),
         ({"text": "a", "texts": "b"}, "texts: extra inputs are not permitted"),
-        ({"text": "a", "model": "other"}, "model: there is no 'other', but: demo, multihead"),
+        ({"text": "a", "model": "other"}, "model: there is no 'other'; the models are demo, multihead"),
         ({"text": "a", "nbest": 0}, "nbest: input should be greater than 0"),
         ({"text": "a", "nbest": 9}, "nbest: 9 is above this service's limit of 8"),
-        ({"text": "a", "nbest": 5, "beam_size": 4}, "nbest: 5 translations need a beam_size of 5 at least, not 4"),
+        ({"text": "a", "nbest": 5, "beam_size": 4}, "nbest: 5 translations need a beam_size of at least 5, not 4"),
         ({"text": "a", "beam_size": 9}, "beam_size: 9 is above this service's limit of 8"),
         ({"text": "a", "alpha": "1"}, "alpha: input should be a valid number"),
         ({"text": "a", "length_penalty": "some"}, "length_penalty: input should be 'none', 'average' or 'gnmt'"),
@@ -261,22 +261,15 @@ def test_wrong_requests_are_one_clear_line(client: TestClient, request_: dict[st
     assert refused(client, 400, **request_).startswith(message)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [b"", b"{", b"[]", b"\xff\xfe", b"[" * 50_000, b'{"text": ' + b"9" * 5000 + b"}", b'{"text": "\xff"}'],
-)
-def test_bodies_that_are_no_json_object_are_refused(client: TestClient, body: bytes) -> None:
+NUMBERS = ["1" * 5000, "1e999", "-0.0", "NaN", "Infinity"]
+NO_OBJECTS = [b"", b"{", b"[]", b"\xff\xfe", b"[" * 50_000, b'{"text": ' + b"9" * 5000 + b"}", b'{"text": "\xff"}']
+
+
+@pytest.mark.parametrize("body", [*NO_OBJECTS, *(f'{{"text": "a", "nbest": {n}}}'.encode() for n in NUMBERS)])
+def test_bodies_that_are_no_request_are_refused(client: TestClient, body: bytes) -> None:
     for kind in ("application/json", "text/plain"):
         answer = client.post("/v1/translate", content=body, headers={"content-type": kind})
-        assert answer.status_code == 400, answer.text
-        assert "JSON" in answer.json()["error"] or "body" in answer.json()["error"]
-
-
-@pytest.mark.parametrize("number", ["1" * 5000, "1e999", "-0.0", "NaN", "Infinity"])
-def test_numbers_that_count_nothing_are_refused(client: TestClient, number: str) -> None:
-    body = f'{{"text": "a", "nbest": {number}}}'.encode()
-    answer = client.post("/v1/translate", content=body, headers={"content-type": "application/json"})
-    assert (answer.status_code, list(answer.json())) == (400, ["error"])
+        assert (answer.status_code, list(answer.json())) == (400, ["error"])
 
 
 def test_what_is_too_large_is_refused(client: TestClient, translator: Translator) -> None:
@@ -284,7 +277,7 @@ def test_what_is_too_large_is_refused(client: TestClient, translator: Translator
     assert refused(client, 413, text="a", target="le " * 800).startswith("target 1: has ")
     assert refused(client, 413, text="a", target="le " * 800, attend={"0": 0}).startswith("target: has ")
     assert refused(client, 400, "/v1/explain", text=LINE, target="le " * 800).startswith("target: has ")
-    assert refused(client, 413, text=["a"] * 21).startswith("text: has 21 texts, but at most 20")
+    assert refused(client, 413, text=["a"] * 21).startswith("text: has 21 texts, but the limit is 20")
     assert refused(client, 413, text="a" * 200_000).startswith("the body has more than 100000")
     most = max(translator.settings.max_source_length, translator.settings.max_length)
     piece = translator.tokenizers.target.pieces([10])[0]
@@ -309,7 +302,7 @@ def test_a_body_in_parts_has_the_limit_of_a_whole_one() -> None:
         pytest.fail("the body reaches the application")
 
     scope = {"type": "http", "method": "POST", "path": "/v1/translate", "headers": []}
-    asyncio.run(Guard(application, RULES, Metrics(lambda: 0), frozenset())(scope, receive, send))
+    asyncio.run(Guard(application, RULES, frozenset())(scope, receive, send))
     assert answers[0]["status"] == 413
 
 
@@ -323,7 +316,7 @@ def test_an_answer_that_takes_too_long_is_not_asked_for_again(monkeypatch: pytes
 
     with serving(["demo"], replace(RULES, seconds=2), waiting=3) as client:
         monkeypatch.setattr(Translator, "translate_nbest", slow)
-        assert refused(client, 413, text=["a"] * 4) == "text: has 4 texts, but at most 3 are taken"
+        assert refused(client, 413, text=["a"] * 4) == "text: has 4 texts, but the limit is 3"
         late = client.post("/v1/translate", json={"text": "a"})
         assert begun.is_set()
         resumed.set()
@@ -348,7 +341,7 @@ def test_a_request_that_fails_gives_up_its_other_texts(monkeypatch: pytest.Monke
     assert len(tried) < 20
 
 
-def test_paths_and_methods_that_do_not_exist(client: TestClient) -> None:
+def test_paths_that_exist_and_others(client: TestClient) -> None:
     assert client.get("/v1/other").status_code == 404
     answer = client.get("/v1/translate")
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
@@ -356,40 +349,18 @@ def test_paths_and_methods_that_do_not_exist(client: TestClient) -> None:
     assert client.get("/docs").status_code == 404
     health = client.head("/healthz")
     assert (health.status_code, health.content) == (200, b"")
-
-
-def test_headers_and_page(client: TestClient) -> None:
-    answer = client.get("/")
-    assert answer.status_code == 200
-    assert "<html" in answer.text
-    assert "default-src 'none'" in answer.headers["content-security-policy"]
-    assert answer.headers["x-content-type-options"] == "nosniff"
+    page = client.get("/")
+    assert "<html" in page.text
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert page.headers["x-content-type-options"] == "nosniff"
 
 
 def test_the_openapi_document_describes_every_call(client: TestClient) -> None:
     document = client.get("/v1/openapi.json").json()
-    assert {"/v1/translate", "/v1/explain", "/v1/models", "/healthz", "/metrics"} == set(document["paths"])
+    assert {"/v1/translate", "/v1/explain", "/v1/models", "/healthz"} == set(document["paths"])
     schema = document["components"]["schemas"]["TranslateRequest"]
     assert schema["properties"]["nbest"]["description"] == "translations of each text, best first"
     assert set(document["paths"]["/v1/translate"]["post"]["responses"]) == {"200", "default"}
-
-
-def test_figures_for_prometheus(client: TestClient) -> None:
-    def figures() -> dict[str, float]:
-        lines = [line for line in client.get("/metrics").text.split("\n") if line and line[0] != "#"]
-        return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
-
-    before = figures()
-    post(client, text=LINES)
-    client.get("/some/other/path")
-    after = figures()
-    sentences = 'nmt_sentences_total{model="demo"}'
-    answered = 'nmt_requests_total{path="/v1/translate",status="200"}'
-    assert after[sentences] - before.get(sentences, 0) == len(LINES)
-    assert after[answered] - before.get(answered, 0) == 1
-    assert after["nmt_waiting_sentences"] == 0
-    assert after["nmt_batch_sentences_count"] > before["nmt_batch_sentences_count"]
-    assert not any("some" in name for name in after)  # unknown paths get no series of their own
 
 
 def test_a_models_own_beam_may_be_wider_than_what_clients_may_ask_for() -> None:
@@ -411,7 +382,7 @@ def test_hosts_origins_and_tokens() -> None:
         assert (status(), status(authorization="Bearer wrong"), status(authorization="Basic secret")) == (401,) * 3
         assert (status(authorization="Bearer secret"), status(authorization="bearer secret")) == (200, 200)
         assert client.get("/").status_code == client.get("/healthz").status_code == 200
-        assert client.get("/metrics").headers["www-authenticate"] == "Bearer"
+        assert client.get("/v1/models").headers["www-authenticate"] == "Bearer"
         for host in ("evil.example", "[", "localhost.evil.example", "[::1", ""):
             assert client.get("/healthz", headers={"host": host}).status_code == 400
         # A browser sends "null" for a page without a referrer, and for a sandboxed frame.

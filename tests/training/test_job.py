@@ -381,5 +381,6 @@ def test_what_a_run_does_not_reach_is_told(
 def test_a_run_without_a_finite_validation_says_so(train_config: Config, tmp_path: Path) -> None:
     diverging = ["optimizer=sgd", "optimizer.lr=1000000", "training.max_grad_norm=null", "schedule=constant"]
     diverging += ["validation.monitor=loss", "training.max_bad_steps=1000"]
+    diverging += ["decoder.readout=maxout"]  # unbounded, unlike a tanh
     with pytest.raises(UserError, match=r"validation\.monitor=loss: no validation had a finite score"):
         fitted(train_config(*THREE, *diverging), tmp_path / "run")

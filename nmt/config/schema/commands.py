@@ -159,14 +159,7 @@ class EvaluateConfig(SavedRunCommand):
     metrics: Metrics | None
     tokenize: Name | None
     lowercase: bool | None
-    faithfulness: bool
-    faithfulness_sentences: Count
     output: PathName | None
-
-    conflicts = Conflict.each(
-        "faithfulness=true needs one model, whose gradients it measures, but run; name one run, not an ensemble",
-        when=lambda config: len(config.run) > 1,
-    )
 
 
 CONTROLS = ("constraints", "glossary", "forbidden", "prefix")  # keys that name files which control a search

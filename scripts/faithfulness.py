@@ -1,30 +1,40 @@
-"""Measures whether attention explains the output: how far it agrees with gradient saliency, and how much probability
-target tokens lose when source tokens are masked in the order of attention, in that of saliency or at random.
+"""Measure whether attention explains the output of trained runs (docs/faithfulness.md).
 
-`faithfulness` measures sentence pairs; `read_figures` reads the figures of a run for a comparison of several runs.
+    python scripts/faithfulness.py RUN [RUN ...] [--split validation] [--sentences 20] [--output FILE]
+
+Measures how far attention agrees with gradient saliency, and how much probability target tokens lose when source tokens
+are masked in the order of attention, in that of saliency or at random. The references serve as the output. Prints a
+table with a row for each run. FILE receives the figures as JSON, with the masking curves.
+
 Shapes: N copies of a sentence pair, S source positions, T target positions, K = MASKS.
 """
 
+import argparse
+import sys
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from statistics import fmean, stdev
-from typing import Annotated, Any, Literal, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field
+from scipy import stats
 from torch import Tensor
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
+from nmt.config.errors import UserError
 from nmt.data.batching import Batch, collate
 from nmt.data.tokenizer import encode_lines
 from nmt.data.word_alignment import Link, alignment_error_rate, attention_to_links, parse_pharaoh
 from nmt.explain.explanation import saliency, token_log_probs
 from nmt.model.output import NEVER
 from nmt.model.seq2seq import Seq2Seq
+from nmt.system.files import to_json, write_atomically
 from nmt.system.machine import retry_in_halves
+from nmt.system.run import RunDirectory
+from nmt.system.text_table import Column, decimals, markdown
 from nmt.translate.translator import Translator, evaluation_mode
 
 Array = NDArray[np.floating[Any]]
@@ -32,7 +42,16 @@ Array = NDArray[np.floating[Any]]
 MASKS = 5  # a masking curve masks up to this many source tokens
 TOKENS = 4096  # a batch of masked copies has at most this many tokens on the longer side
 ORDERS = ("attention", "saliency", "random")  # the orders in which source tokens are masked
-FIGURES = ("tau", "aer_attention", "aer_saliency", "area_attention", "area_saliency", "area_random")
+COLUMNS = [
+    Column("run", "run"),
+    Column("tau", "Kendall's tau", decimals(2)),
+    Column("aer_attention", "AER %, attention", decimals(1)),
+    Column("aer_saliency", "AER %, saliency", decimals(1)),
+    Column("area_attention", "area, attention", decimals(2)),
+    Column("area_saliency", "area, saliency", decimals(2)),
+    Column("area_random", "area, random", decimals(2)),
+    Column("sentences", "sentences"),
+]
 
 
 class PairFigures(NamedTuple):
@@ -46,24 +65,17 @@ class PairFigures(NamedTuple):
 def faithfulness(
     translator: Translator, sources: Sequence[str], references: Sequence[str], gold: Sequence[str] | None, count: int
 ) -> dict[str, Any]:
-    """Measure whether attention explains the output (docs/faithfulness.md), on `count` sentence pairs that are spread
-    evenly over all given pairs. The references serve as the output.
+    """Measure `count` sentence pairs that are spread evenly over all given pairs.
 
     Figures that need attention are None without attention, and those that need gold alignments are None without `gold`.
-    The processes of the translator's group share the sentences. Raises UserError for an ensemble.
     """
-    group = translator.group
     chosen = sorted({int(i) for i in np.linspace(0, len(sources) - 1, min(count, len(sources)))})
-
-    def measure(progress: Callable[[int], object]) -> Iterator[PairFigures]:
-        for i in group.share(chosen):
-            yield measure_pair(translator, sources[i], references[i], i + 1)
-            progress(group.size)  # counts one sentence for each rank: all are about equally fast
-
-    bar = tqdm(total=len(chosen), desc="explain", unit=" sent", disable=group.hides_progress)
-    with evaluation_mode(translator.single), bar:
-        pairs = group.merge(measure(bar.update))
-    return _figures(pairs, None if gold is None else [gold[i] for i in chosen])
+    with evaluation_mode(translator.single):
+        pairs = [
+            measure_pair(translator, sources[i], references[i], i + 1)
+            for i in tqdm(chosen, "explain", unit=" sent", disable=None, leave=False)
+        ]
+    return figures(pairs, None if gold is None else [gold[i] for i in chosen])
 
 
 def measure_pair(translator: Translator, source: str, reference: str, number: int) -> PairFigures:
@@ -87,13 +99,13 @@ def measure_pair(translator: Translator, source: str, reference: str, number: in
     orders = {name: masking_order(ranked[name], random) for name in ORDERS if name in ranked}
     return PairFigures(
         kendall_tau(views["attention"], views["saliency"]) if model.attends else None,
-        _curves(model, batch, orders),
+        curves_of(model, batch, orders),
         {name: attention_to_links(weights, pieces, source_pieces) for name, weights in views.items()},
     )
 
 
 @torch.no_grad()
-def _curves(model: Seq2Seq, batch: Batch, orders: Mapping[str, NDArray[np.int64]]) -> dict[str, Array]:
+def curves_of(model: Seq2Seq, batch: Batch, orders: Mapping[str, NDArray[np.int64]]) -> dict[str, Array]:
     """Mask source tokens of a batch of one pair, in several orders -> a masking curve (T, K + 1) for each order.
 
     orders: name of an order -> (T, min(K, S)) source positions, of which column 0 is masked first.
@@ -128,35 +140,24 @@ def _masked_log_probs(model: Seq2Seq, batch: Batch, copies: NDArray[np.int64]) -
     return token_log_probs(model, batch, embedded, source, rows)
 
 
-def _figures(pairs: Sequence[PairFigures], gold: Sequence[str] | None) -> dict[str, Any]:
-    """Average the figures of sentence pairs, given their gold alignments, for the entry in results.json."""
+def figures(pairs: Sequence[PairFigures], gold: Sequence[str] | None) -> dict[str, Any]:
+    """Average the figures of sentence pairs, given their gold alignments. AER is in percent."""
     curves = {name: np.concatenate([pair.curves[name] for pair in pairs]) for name in pairs[0].curves}
-    figures: dict[str, Any] = dict.fromkeys(FIGURES)
-    taus = [pair.tau[~np.isnan(pair.tau)] for pair in pairs if pair.tau is not None]
-    if sum(map(len, taus)):
-        figures["tau"] = round(float(np.concatenate(taus).mean()), 4)
+    found: dict[str, Any] = dict.fromkeys(column.key for column in COLUMNS[1:])
+    taus = np.concatenate([pair.tau for pair in pairs if pair.tau is not None] or [np.zeros(0)])
+    if not np.isnan(taus).all():
+        found["tau"] = float(np.nanmean(taus))
     for view in pairs[0].links if gold is not None else ():
         scores = alignment_error_rate([pair.links[view] for pair in pairs], map(parse_pharaoh, gold or ()))
-        figures[f"aer_{view}"] = round(scores.aer, 4)
-    figures |= {f"area_{order}": round(float(areas(curve).mean()), 4) for order, curve in curves.items()}
-    means = {name: [round(float(value), 4) for value in curve.mean(0)] for name, curve in curves.items()}
-    return {"sentences": len(pairs), "tokens": len(curves["random"]), **figures, "curves": means}
+        found[f"aer_{view}"] = 100 * scores.aer
+    found |= {f"area_{order}": float(areas(curve).mean()) for order, curve in curves.items()}
+    found |= {"sentences": len(pairs), "tokens": len(curves["random"])}
+    return {**found, "curves": {name: curve.mean(0).tolist() for name, curve in curves.items()}}
 
 
 def kendall_tau(first: Array, second: Array) -> Array:
-    """Compute Kendall's tau-b of each row: (T, S), (T, S) -> (T,); NaN if either row has only equal values.
-
-    (concordant - discordant) / sqrt((pairs - ties in first) (pairs - ties in second))   (Kendall 1945).
-    """
-    agreement, untied_first, untied_second = np.zeros((3, len(first)))
-    for lag in range(1, first.shape[1]):  # compares all pairs of positions at this distance
-        signs = np.sign(first[:, lag:] - first[:, :-lag])
-        other_signs = np.sign(second[:, lag:] - second[:, :-lag])
-        agreement += (signs * other_signs).sum(1)
-        untied_first += np.abs(signs).sum(1)
-        untied_second += np.abs(other_signs).sum(1)
-    untied = np.sqrt(untied_first * untied_second)
-    return np.where(untied > 0, agreement / np.where(untied > 0, untied, 1.0), np.nan)
+    """Compute Kendall's tau-b of each row: (T, S), (T, S) -> (T,); NaN if either row has only equal values."""
+    return np.array([stats.kendalltau(*rows).statistic for rows in zip(first, second, strict=True)])
 
 
 def masking_order(weights: Array, random: Array) -> NDArray[np.int64]:
@@ -182,59 +183,28 @@ def areas(curves: Array) -> Array:
     return area
 
 
-Share = Annotated[float, Field(ge=0, le=1, strict=True)]
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", metavar="RUN", type=Path)
+    parser.add_argument("--split", choices=["validation", "test"], default="test")
+    parser.add_argument("--sentences", type=int, default=200, help="spread evenly over the split; 200 by default")
+    parser.add_argument("--output", type=Path, metavar="FILE")
+    options = parser.parse_args()
+    if options.sentences < 1:
+        parser.error("--sentences must be at least 1")
+    rows = []
+    try:
+        for path in options.runs:
+            texts = RunDirectory.existing(path).held_out(options.split)
+            rows.append({"run": str(path), **faithfulness(Translator.load(path), *texts, options.sentences)})
+    except UserError as error:
+        print(f"faithfulness: error: {error}", file=sys.stderr)
+        return 2
+    print(markdown(rows, COLUMNS))
+    if options.output is not None:
+        write_atomically(options.output, to_json({"split": options.split, "runs": rows}, indent=1).encode())
+    return 0
 
 
-class Figures(BaseModel):
-    """The form of the entry in results.json, which a user may have edited. Other keys in it are ignored."""
-
-    sentences: Annotated[int, Field(gt=0, le=10**9, strict=True)]
-    tau: Annotated[float, Field(ge=-1, le=1, strict=True)] | None
-    aer_attention: Share | None
-    aer_saliency: Share | None
-    area_attention: Share | None
-    area_saliency: Share | None
-    area_random: Share | None
-    curves: dict[
-        Literal["attention", "saliency", "random"],
-        Annotated[list[Share], Field(min_length=MASKS + 1, max_length=MASKS + 1)],
-    ]
-
-
-def read_figures(values: object) -> dict[str, Any]:
-    """Read the figures of a run from its results.json, AER in percent; {} if the run has none.
-
-    Raises ValueError if the values are damaged.
-    """
-    if values is None:
-        return {}
-    figures = Figures.model_validate(values).model_dump()
-    figures["faithfulness_sentences"] = figures.pop("sentences")
-    in_percent = {name: 100 * value for name, value in figures.items() if name.startswith("aer_") and value is not None}
-    return {**figures, **in_percent, "curves": {order: figures["curves"].get(order, []) for order in ORDERS}}
-
-
-def run_figures(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the figures of a run for its row in a comparison; a figure that the run lacks is None."""
-    return {name: _rounded(figures.get(name)) for name in ("faithfulness_sentences", *FIGURES)}
-
-
-def system_figures(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Compute mean and standard deviation of each figure over the runs that have it, and the mean masking curves."""
-    row: dict[str, Any] = {
-        "faithfulness_sentences": min((run["faithfulness_sentences"] for run in runs if run), default=None),
-        "masking_curves": {},
-    }
-    for name in FIGURES:
-        values = [run[name] for run in runs if run.get(name) is not None]
-        row[name] = _rounded(fmean(values)) if values else None
-        row[f"{name}_sd"] = _rounded(stdev(values)) if len(values) > 1 else None
-    for order in ORDERS:
-        curves = [run["curves"][order] for run in runs if run and run["curves"][order]]
-        if curves:
-            row["masking_curves"][order] = [_rounded(fmean(values)) for values in zip(*curves, strict=True)]
-    return row
-
-
-def _rounded(value: float | None) -> float | None:
-    return round(value, 4) if isinstance(value, float) else value
+if __name__ == "__main__":
+    sys.exit(main())
