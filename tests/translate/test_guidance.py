@@ -59,8 +59,7 @@ def phrases_of(lines: list[str], seed: int = 1) -> list[list[str]]:
 
 
 def holds(text: str, phrase: str) -> bool:
-    """Check if a text contains a phrase of whole words. Punctuation may follow it without a space."""
-    return re.search(rf"(?<!\w){re.escape(phrase)}(?!\w)", text) is not None
+    return f" {phrase} " in f" {text} "
 
 
 def test_all_constraints_are_met(translator: Translator, pairs: tuple[list[str], list[str]]) -> None:
