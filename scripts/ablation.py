@@ -36,7 +36,6 @@ CHANGES = {
     "word-dropout": "embedding.word_dropout=0.1",
     "weight-decay": "optimizer=adamw",
     "bpe-dropout": "tokenizer.sampling=0.1",
-    "bpe-dropout-of-the-source": "tokenizer.sampling=0.1 tokenizer.sampling_sides=source",
     "r-drop": "training.r_drop=5",
     "moving-average": "training.ema_decay=0.999",
 }

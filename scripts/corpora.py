@@ -12,7 +12,8 @@ machine of each run. Runs that a file already holds are kept. Evaluations of ens
 The score of a system on a corpus is the mean over its seeds. The corpora are the blocks of the Friedman test with the
 correction of Iman and Davenport (1980), which asks whether the systems differ at all. Wilcoxon's signed-rank test
 then compares pairs of systems, corrected by Holm's method: with --baseline, each system with this one, and all pairs
-for the picture. A system without a score on every corpus is left out.
+for the picture. A system without a score on every corpus is left out. With fewer than three systems or corpora, the
+tables have no tests.
 """
 
 import argparse
@@ -250,12 +251,11 @@ def tested(names: Sequence[str], errors: Floats, pairs: Sequence[tuple[int, int]
 
 
 def compared(folder: Path, split: str, metric: str, baseline: str | None) -> Json:
-    """Rank and test all systems by a metric. Raises UserError for too few systems or corpora or an unknown baseline."""
+    """Rank and test all systems by a metric. Raises UserError if no system is complete, and for an unknown baseline."""
     scores = read_scores(folder, f"{split}/{metric}")
     complete = {name: rows for name, rows in scores.by_system.items() if len(rows) == len(scores.corpora)}
-    if len(complete) < LEAST_SYSTEMS or len(scores.corpora) < LEAST_CORPORA:
-        sizes = f"{len(complete)} systems with scores on all of {len(scores.corpora)} corpora"
-        raise UserError(f"{folder}: has {sizes}; the tests need {LEAST_SYSTEMS} and {LEAST_CORPORA}")
+    if not complete:
+        raise UserError(f"{folder}: no system has scores on all of {len(scores.corpora)} corpora")
     means = {name: [fmean(rows[corpus].values()) for corpus in scores.corpora] for name, rows in complete.items()}
     errors = (-sign_of(metric) * np.array([*means.values()]).T).round(ROUNDING)  # (N, k)
     ranks = stats.rankdata(errors, axis=1)
@@ -264,7 +264,9 @@ def compared(folder: Path, split: str, metric: str, baseline: str | None) -> Jso
     errors, ranks = errors[:, order], ranks[:, order]
     if baseline not in (None, *names):
         raise UserError(f"baseline={baseline}: not one of {', '.join(names)}")
-    against = [(row, names.index(baseline)) for row, name in enumerate(names) if name != baseline] if baseline else []
+    is_tested = len(names) >= LEAST_SYSTEMS and len(scores.corpora) >= LEAST_CORPORA
+    against = [(row, names.index(baseline)) for row, name in enumerate(names) if baseline not in (None, name)]
+    pairs = [(worse, better) for better, worse in combinations(range(len(names)), 2)]
     rows = [
         {
             "name": name,
@@ -282,9 +284,9 @@ def compared(folder: Path, split: str, metric: str, baseline: str | None) -> Jso
         "baseline": baseline,
         "left_out": sorted(scores.by_system.keys() - complete.keys()),
         "systems": rows,
-        "friedman": friedman(errors),
-        "differences": tested(names, errors, against) if against else [],
-        "pairs": tested(names, errors, [(worse, better) for better, worse in combinations(range(len(names)), 2)]),
+        "friedman": friedman(errors) if is_tested else None,
+        "differences": tested(names, errors, against) if is_tested and against else [],
+        "pairs": tested(names, errors, pairs) if is_tested else [],
     }
 
 
@@ -331,16 +333,18 @@ def table(comparison: Json) -> str:
         Column("parameters", "parameters", human_count),
         *(Column(corpus, corpus, decimals(1)) for corpus in corpora),
     ]
-    friedman, pairs = comparison["friedman"], comparison["pairs"]
-    significant = sum(pair["p"] < SIGNIFICANT for pair in pairs)
-    tests = (
-        f"Friedman test: chi-squared {friedman['chi2']:.2f}, F {friedman['f']:.2f}, p {p_value(friedman['p'])}. "
-        f"Nemenyi's critical difference of average ranks is {friedman['critical_difference']:.2f}. By Wilcoxon's "
-        f"signed-rank test with Holm's correction, {significant} of {len(pairs)} pairs differ significantly."
-    )
-    left_out = ", ".join(f"`{name}`" for name in comparison["left_out"])
-    parts = [markdown(rows, columns), tests, f"Left out, for lack of runs: {left_out}." if left_out else ""]
-    return "\n\n".join(filter(None, parts))
+    parts = [markdown(rows, columns)]
+    if test := comparison["friedman"]:
+        pairs = comparison["pairs"]
+        significant = sum(pair["p"] < SIGNIFICANT for pair in pairs)
+        parts.append(
+            f"Friedman test: chi-squared {test['chi2']:.2f}, F {test['f']:.2f}, p {p_value(test['p'])}. Nemenyi's "
+            f"critical difference of average ranks is {test['critical_difference']:.2f}. By Wilcoxon's signed-rank "
+            f"test with Holm's correction, {significant} of {len(pairs)} pairs differ significantly."
+        )
+    if comparison["left_out"]:
+        parts.append(f"Left out, for lack of runs: {', '.join(f'`{name}`' for name in comparison['left_out'])}.")
+    return "\n\n".join(parts)
 
 
 def picture(comparison: Json) -> Picture:
@@ -380,10 +384,12 @@ def compare(folder: Path, split: str, baseline: str | None) -> int:
     comparisons = [compared(folder, split, metric, baseline) for metric in metrics]
     written = folder / COMPARISON
     for comparison in comparisons:
-        text, drawn = table(comparison), picture(comparison)
+        text = table(comparison)
         print(f"{text}\n")
         write_atomically(written / f"{comparison['metric']}.md", f"{text}\n".encode())
-        write_atomically(written / f"{drawn.name}.svg", drawn.svg.encode())
+        if comparison["friedman"]:
+            drawn = picture(comparison)
+            write_atomically(written / f"{drawn.name}.svg", drawn.svg.encode())
     write_atomically(written / "comparison.json", to_json({"comparisons": comparisons}, indent=1).encode())
     return 0
 

@@ -138,9 +138,9 @@ def backwards(config: schema.TrainConfig) -> list[str]:
         for key, other in ((one, two), (two, one)):
             value = getattr(getattr(config, section), other)
             overrides.append(f"{section}.{key}={'null' if value is None else quoted(value)}")
-    sides = {"source": "target", "target": "source"}
-    if getattr(config.tokenizer, "sampling_sides", None) in sides:
-        overrides.append(f"tokenizer.sampling_sides={sides[config.tokenizer.sampling_sides]}")
+    if config.tokenizer.kind == "sides":
+        for side, other in (("source", config.tokenizer.target), ("target", config.tokenizer.source)):
+            overrides += [f"tokenizer.{side}.{key}={to_json(value)}" for key, value in other.model_dump().items()]
     return overrides
 
 

@@ -67,11 +67,12 @@ def of_one_step(config: TrainConfig) -> tuple[int, int]:
 @pytest.mark.parametrize(
     ("preset", "products", "operations"),
     [
-        # Forward: recurrence, query, context, input feeding and, with input feeding, the readout. Backward: the same
-        # number, and two for the additive energies. Gradients of parameters are computed after the loop.
-        ("luong_concat", 11, 190),
+        # Forward: recurrence, query, context and, with input feeding, products of the previous readout, the output and
+        # the context. Backward: the same number, and two for the additive energies. Gradients of parameters are
+        # computed after the loop.
+        ("luong_concat", 13, 190),
         ("bahdanau", 9, 150),
-        ("multihead", 14, 190),
+        ("multihead", 16, 190),
         ("none", 2, 40),
     ],
 )

@@ -24,6 +24,10 @@ class Aligned(NamedTuple):
     log_prob: Tensor | None = None  # (B, T) log-probability of the sampled position
     entropy: Tensor | None = None  # (B, T) entropy of the distribution, in nats
 
+    def choice(self, query: Tensor) -> "Choice | None":
+        """Return what REINFORCE needs to know; query: (B, T, Q). None if it does not train the weights."""
+        return None if self.log_prob is None or self.entropy is None else Choice(self.log_prob, self.entropy, query)
+
 
 class Choice(NamedTuple):
     """What REINFORCE needs to know about the positions that hard attention sampled."""
@@ -93,7 +97,9 @@ class StraightThroughAlignment(Alignment):
         impossible = probs == 0
         if not self.training:
             return Aligned(_one_hot(probs, impossible))
-        noisy = _finite_logs(distribution) + _gumbel_noise(probs)
+        # Gumbel noise is -log x of an exponential variate x, kept above 0 so that the logarithm is finite.
+        variates = torch.empty_like(probs).exponential_().clamp_(min=torch.finfo(probs.dtype).tiny)
+        noisy = _finite_logs(distribution) - variates.log_()
         noisy = noisy.masked_fill(impossible, torch.finfo(noisy.dtype).min)
         soft = torch.softmax(noisy / self.temperature, dim=-1).masked_fill(impossible, 0.0)
         return Aligned(_one_hot(noisy, impossible) + (soft - soft.detach()))
@@ -123,11 +129,6 @@ def _one_hot(scores: Tensor, impossible: Tensor) -> Tensor:
     position becomes a row of zeros."""
     best = scores.argmax(-1, keepdim=True)
     return torch.zeros_like(scores).scatter_(-1, best, 1.0).masked_fill(impossible, 0.0)
-
-
-def _gumbel_noise(like: Tensor) -> Tensor:
-    """Draw -log x of exponential variates x; they are kept above 0, so that the logarithm is finite."""
-    return -torch.empty_like(like).exponential_().clamp_(min=torch.finfo(like.dtype).tiny).log_()
 
 
 class PolicyLoss(NamedTuple):

@@ -79,8 +79,7 @@ class Memory(NamedTuple):
     def shared(self) -> Self:
         """Return the memory for a loop over steps: what it contributes to all steps is computed once, and so are its
         gradients."""
-        (values,), (keys,) = defer(self.values, cast=False), defer(self.keys, cast=False)
-        (chunk_keys,) = (None,) if self.chunk_keys is None else defer(self.chunk_keys, cast=False)
+        (values,), (keys,), (chunk_keys,) = (defer(t, cast=False) for t in (self.values, self.keys, self.chunk_keys))
         return self._replace(values=values, keys=keys, chunk_keys=chunk_keys)
 
     def steered(self, steering: Steering) -> Self:
@@ -162,16 +161,16 @@ class Attention(nn.Module):
         is known to have a valid position. Then `Memory.mask` is set if the window and the normalizer can use it.
         """
         values = in_autocast_dtype(states if values is None else values)  # cast once, not at every step
-        keys, projections = self.score.keys(states), [self.score.key_projection()]
+        keys, projection = self.score.keys(states), self.score.key_projection()
         if self.coverage is not None:
-            keys = self.coverage.keys(keys)
-            projections.append(self.coverage.key_projection())
+            keys, own = self.coverage.keys(keys), self.coverage.key_projection()
+            projection = own if projection is None else torch.cat([projection, own], dim=-1)
         valid = self.score.defined_at(valid)
         mask = None
         if nonempty and self.window.reach is None and self.normalizer.takes_masked:
             zeros = wide(torch.zeros_like(valid, dtype=values.dtype))
             mask = zeros.masked_fill(~valid, torch.finfo(zeros.dtype).min)[:, None]
-        memory = Memory(values, keys, valid, mask, _cat_present(projections))
+        memory = Memory(values, keys, valid, mask, projection)
         if self.chunk is None:
             return memory
         score = self.chunk.score
@@ -187,10 +186,15 @@ class Attention(nn.Module):
 
     def sequence(self, query: Tensor, memory: Memory, past: Past) -> Attended:
         """Attend at T successive steps of each sentence: queries (B, T, Q) -> Attended."""
-        if self.reads_past:
-            return self._step_by_step(query, memory, past)
-        steps = range(past.step, past.step + query.shape[1])
-        return self._attend(query, memory, past, steps)._replace(past=past._replace(step=steps.stop))
+        if not self.reads_past:
+            steps = range(past.step, past.step + query.shape[1])
+            return self._attend(query, memory, past, steps)._replace(past=past._replace(step=steps.stop))
+        attended, memory = list[Attended](), memory.shared()
+        with deferring(self):
+            for query_t in query.unbind(1):
+                attended.append(self.step(query_t[:, None], memory, past))
+                past = attended[-1].past
+        return join_steps(attended)
 
     def step(self, query: Tensor, memory: Memory, past: Past) -> Attended:
         """Attend at one step with K hypotheses per sentence: queries (B, K, Q) -> Attended, whose axis T has length K.
@@ -204,28 +208,17 @@ class Attention(nn.Module):
             return attended._replace(past=past.after(attended.weights, attended.log_stops))
         return attended._replace(past=past._replace(step=past.step + 1))
 
-    def _step_by_step(self, query: Tensor, memory: Memory, past: Past) -> Attended:
-        steps, memory = list[Attended](), memory.shared()
-        with deferring(self):
-            for query_t in query.unbind(1):
-                steps.append(self.step(query_t[:, None], memory, past))
-                past = steps[-1].past
-        return join_steps(steps)
-
     def _attend(self, query: Tensor, memory: Memory, past: Past, steps: range) -> Attended:
-        """Attend with queries (B, T, Q) of T steps, or of T hypotheses at one step. The past stays unchanged."""
-        if self.window.reach is None:
-            return self._attend_all(query, memory, past, None, steps)
-        centres = self.window.centres(query, memory.valid, steps)
-        needs_all_positions = memory.steering is not None or memory.detailed
-        if not needs_all_positions and self.window.narrows(memory.valid.shape[1]):
-            return self._attend_window(query, memory, past, centres)
-        return self._attend_all(query, memory, past, centres, steps)
+        """Attend with queries (B, T, Q) of T steps, or of T hypotheses at one step. The past stays unchanged.
 
-    def _attend_all(self, query: Tensor, memory: Memory, past: Past, centres: Tensor | None, steps: range) -> Attended:
-        """Attend over all positions. A local window, given by its centres, becomes a mask over them."""
-        keep, falloff = memory.valid[:, None], None
-        if centres is not None:
+        A local window becomes a mask over all positions, unless it is much narrower than the sentence.
+        """
+        keep, centres, falloff = memory.valid[:, None], None, None
+        if self.window.reach is not None:
+            centres = self.window.centres(query, memory.valid, steps)
+            needs_all_positions = memory.steering is not None or memory.detailed
+            if not needs_all_positions and self.window.narrows(memory.valid.shape[1]):
+                return self._attend_window(query, memory, past, centres)
             offsets = torch.arange(keep.shape[-1], device=keep.device) - centres[:, :, None]
             keep, falloff = keep & self.window.holds(offsets), self.window.falloff(offsets)
         energies = self.score(query, memory.keys, self._key_update(memory, past))
@@ -235,21 +228,29 @@ class Attention(nn.Module):
             distribution = self.normalizer(energies + memory.mask, None, past)
         log_stops = distribution.log_weights if self.normalizer.stops else None
         if self.chunk is not None:
-            distribution = self.chunk(log_stops, self._chunk_energies(self.chunk.score, query, memory, past), keep)
+            assert memory.chunk_keys is not None
+            features, projection = self.chunk.score.key_features(past), memory.chunk_projection
+            update = None if features is None or projection is None else KeyUpdate(features, projection)
+            distribution = self.chunk(log_stops, self.chunk.score(query, memory.chunk_keys, update), keep)
         aligned = Aligned(distribution.weights) if self.alignment is None else self.alignment(distribution)
         if memory.steering is not None:
             aligned = aligned._replace(weights=memory.steering.replace(steps, aligned.weights))
             if log_stops is not None:
                 log_stops = memory.steering.replace_stops(steps, log_stops)
-        context = product(self.drop(aligned.weights, memory), memory.values)
+        detail = None
+        if memory.detailed:
+            stops = None
+            if log_stops is not None:
+                stops = torch.where((log_stops > -torch.inf).any(-1), log_stops.argmax(-1), -1)[:, None]
+            detail = Detail(aligned.weights[:, None], None if centres is None else centres[:, None], stops)
         return Attended(
-            context,
+            product(self.drop(aligned.weights, memory), memory.values),
             aligned.weights,
             past,
             distribution.log_weights,
             log_stops,
-            _choice(aligned, query),
-            _detail(aligned.weights, centres, log_stops) if memory.detailed else None,
+            None if aligned.log_prob is None else aligned.choice(query),
+            detail,
         )
 
     def _attend_window(self, query: Tensor, memory: Memory, past: Past, centres: Tensor) -> Attended:
@@ -278,24 +279,18 @@ class Attention(nn.Module):
             spread(aligned.weights, 0.0),
             past,
             None if log_weights is None else spread(log_weights, -torch.inf),
-            choice=_choice(aligned, query),
+            choice=aligned.choice(query),
         )
 
     def _key_update(self, memory: Memory, past: Past) -> KeyUpdate | None:
         if memory.projection is None:
             return None
-        covered = None if self.coverage is None else self.coverage.key_features(past)
-        features = _cat_present([self.score.key_features(past), covered])
+        features = self.score.key_features(past)
+        if self.coverage is not None:
+            covered = self.coverage.key_features(past)
+            features = covered if features is None else torch.cat([features, covered], dim=-1)
         assert features is not None
         return KeyUpdate(features, memory.projection)
-
-    def _chunk_energies(self, score: Score, query: Tensor, memory: Memory, past: Past) -> Tensor:
-        """Compute the energies of the score within chunks: (B, T, Q) -> (B, T, S)."""
-        assert memory.chunk_keys is not None
-        features, projection = score.key_features(past), memory.chunk_projection
-        update = None if features is None or projection is None else KeyUpdate(features, projection)
-        energies: Tensor = score(query, memory.chunk_keys, update)
-        return energies
 
     def _scaled(self, normalized: Normalized, falloff: Tensor | None) -> Normalized:
         """Multiply a distribution by the window's falloff. For an alignment, make the weights sum to 1 again."""
@@ -353,11 +348,17 @@ class MultiHeadAttention(nn.Module):
         return self._fold(self.query_proj(query)), memory, map_tensors(lambda part: part.flatten(0, 1), past)
 
     def _join(self, attended: Attended, query: Tensor) -> Attended:
-        unfold = self._unfold
+        def unfold(folded: Tensor) -> Tensor:  # separates the heads from the batch axis: (B N, ...) -> (B, N, ...)
+            return folded.view(-1, self.heads, *folded.shape[1:])
+
         context = unfold(attended.context).transpose(1, 2).flatten(2)
         log_weights, choice = attended.log_weights, attended.choice
         if log_weights is not None:
-            log_weights = _log_mean(unfold(log_weights))
+            # Where all heads have -inf, their mean is -inf, without a gradient.
+            of_heads = unfold(log_weights)
+            nowhere = (of_heads == -torch.inf).all(1)
+            mean = of_heads.masked_fill(nowhere[:, None], 0.0).logsumexp(1) - math.log(self.heads)
+            log_weights = mean.masked_fill(nowhere, -torch.inf)
         if choice is not None:
             choice = Choice(unfold(choice.log_prob).sum(1), unfold(choice.entropy).sum(1), query)
         weights, past = unfold(attended.weights).mean(1), map_tensors(unfold, attended.past)
@@ -367,37 +368,3 @@ class MultiHeadAttention(nn.Module):
     def _fold(self, projected: Tensor) -> Tensor:
         """Move the heads to the batch axis: (B, ..., N d) -> (B N, ..., d)."""
         return torch.stack(projected.chunk(self.heads, dim=-1), dim=1).flatten(0, 1)
-
-    def _unfold(self, folded: Tensor) -> Tensor:
-        """Separate the heads from the batch axis: (B N, ...) -> (B, N, ...)."""
-        return folded.view(-1, self.heads, *folded.shape[1:])
-
-
-def _cat_present(parts: Sequence[Tensor | None]) -> Tensor | None:
-    """Concatenate the tensors among `parts` along their last axis; None if there are none."""
-    present = [part for part in parts if part is not None]
-    if len(present) < 2:  # noqa: PLR2004
-        return present[0] if present else None
-    return torch.cat(present, dim=-1)
-
-
-def _detail(weights: Tensor, centres: Tensor | None, log_stops: Tensor | None) -> Detail:
-    """Make the `Detail` of one head from weights (B, T, S), and if present, centres (B, T) and log_stops (B, T, S)."""
-    stops = None
-    if log_stops is not None:
-        stops = torch.where((log_stops > -torch.inf).any(-1), log_stops.argmax(-1), -1)[:, None]
-    return Detail(weights[:, None], None if centres is None else centres[:, None], stops)
-
-
-def _choice(aligned: Aligned, query: Tensor) -> Choice | None:
-    if aligned.log_prob is None or aligned.entropy is None:
-        return None
-    return Choice(aligned.log_prob, aligned.entropy, query)
-
-
-def _log_mean(log_weights: Tensor) -> Tensor:
-    """Compute the logarithm of the heads' mean weight from log-weights: (B, N, T, S) -> (B, T, S). Where all heads have
-    -inf, it is -inf, without a gradient."""
-    nowhere = (log_weights == -torch.inf).all(1)
-    mean = log_weights.masked_fill(nowhere[:, None], 0.0).logsumexp(1) - math.log(log_weights.shape[1])
-    return mean.masked_fill(nowhere, -torch.inf)

@@ -332,20 +332,15 @@ def linear_chain_log_odds(unary: Tensor, keep: Tensor, pairwise: Tensor) -> Tens
     unary = unary.masked_fill(~keep, 0.0)
     both_ways = torch.stack([unary, unary.flip(-1)], dim=1)  # (N, 2, S)
     kept = torch.stack([keep, keep.flip(-1)], dim=1)
-    forward, backward = _messages(both_ways, kept, steps).unbind(1)
+    messages: Tensor = _Messages.apply(both_ways, kept, steps)  # type: ignore[no-untyped-call]
+    forward, backward = messages.unbind(1)
     return unary + forward + backward.flip(-1)
 
 
-def _messages(unary: Tensor, keep: Tensor, steps: Tensor) -> Tensor:
-    """Compute the message m_s to each position in both directions: u (N, 2, S), bool (N, 2, S), (c, a, b) of g for each
-    direction (2, 3) -> (N, 2, S)."""
-    messages: Tensor = _Messages.apply(unary, keep, steps)  # type: ignore[no-untyped-call]
-    return messages
-
-
 class _Messages(torch.autograd.Function):
-    """Computes the messages in a loop over the positions. The loop of the gradient needs only one operation per
-    position, because all derivatives of g are computed before it."""
+    """Computes the message m_s to each position in both directions, in a loop over the positions: u (N, 2, S), bool
+    (N, 2, S), (c, a, b) of g for each direction (2, 3) -> (N, 2, S). The loop of the gradient needs only one operation
+    per position, because all derivatives of g are computed before it."""
 
     @staticmethod
     def forward(ctx: Any, unary: Tensor, keep: Tensor, steps: Tensor) -> Tensor:  # noqa: ANN401

@@ -9,7 +9,6 @@ F features, K Gaussians.
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -470,15 +469,20 @@ class _Energies(torch.autograd.Function):
         if ctx.needs_input_grad[2]:
             keys = ctx.uses.sums(Buffer, lambda: Buffer(torch.zeros_like(values.keys), values.slope))
         if ctx.needs_input_grad[3]:
-            parameters = ctx.parameter_uses.sums(_ParameterSums, lambda: _ParameterSums.zeros(values))
+            parameters = ctx.parameter_uses.sums(_ParameterSums, lambda: _ParameterSums(values))
         hidden_units = _hidden_units(features, values)
         query_grads, features_grad = [], None if features is None else torch.zeros_like(features)
         for t in range(query.shape[1]):
             part = grad[:, t]
             hidden = hidden_units(query, slice(None), slice(t, t + 1))[:, 0]  # (B, S, A)
             if parameters is not None:
-                parameters.add_weight(part, hidden)
-            slope = _slope(hidden, values)
+                parameters.weight.addmm_(part.reshape(1, -1), hidden.flatten(0, 1))
+                if values.total is not None:
+                    parameters.grads += part
+            if values.total is None:  # the derivative of tanh, or of the logistic function, from its value
+                slope = torch.addcmul(values.one, hidden, hidden, value=-1)
+            else:
+                slope = hidden.addcmul_(hidden, hidden, value=-1)
             query_grads.append(torch.bmm(part[:, None], slope))
             if keys is not None:
                 keys.total.addcmul_(part[..., None], slope)
@@ -491,39 +495,19 @@ class _Energies(torch.autograd.Function):
         return query_grad, None if features_grad is None else features_grad.to(ctx.dtypes[1]), *[None] * 10
 
 
-@dataclass
 class _ParameterSums:
-    """Adds up the gradients of v and P over all queries."""
+    """Adds up the gradients of v (1, A) and P (A, F) over all queries."""
 
-    values: _Values
-    weight: Tensor  # (1, A)
-    projection: Tensor  # (A, F)
-    grads: Tensor  # (B, S) sum of the gradients of the energies; needed with the logistic function only
-
-    @classmethod
-    def zeros(cls, values: _Values) -> Self:
-        keys, projection = values.keys, values.projection
-        return cls(
-            values, keys.new_zeros(1, keys.shape[-1]), torch.zeros_like(projection), keys.new_zeros(keys.shape[:2])
-        )
-
-    def add_weight(self, grads: Tensor, hidden: Tensor) -> None:
-        """Add one query's term of the gradient of v: gradients (B, S) of its energies, hidden units (B, S, A)."""
-        self.weight.addmm_(grads.reshape(1, -1), hidden.flatten(0, 1))
-        if self.values.total is not None:
-            self.grads += grads
+    def __init__(self, values: _Values) -> None:
+        self.values, keys = values, values.keys
+        self.weight, self.projection = keys.new_zeros(1, keys.shape[-1]), torch.zeros_like(values.projection)
+        # (B, S) sum of the gradients of the energies, which the logistic function needs
+        self.grads = keys.new_zeros(keys.shape[:2])
 
     def gradients(self) -> tuple[Tensor, Tensor]:
         """Return the gradients of v and of P."""
         weight = self.weight if self.values.total is None else self.weight.mul_(2).sub_(self.grads.sum())
         return weight, self.projection.mul_(self.values.slope[:, None])
-
-
-def _slope(hidden: Tensor, values: _Values) -> Tensor:
-    """Compute the derivative of tanh or the logistic function from its value `hidden`, which may be overwritten."""
-    if values.total is None:
-        return torch.addcmul(values.one, hidden, hidden, value=-1)
-    return hidden.addcmul_(hidden, hidden, value=-1)
 
 
 def _hidden_units(features: Tensor | None, values: _Values) -> Callable[[Tensor, slice, slice], Tensor]:

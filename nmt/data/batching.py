@@ -200,8 +200,8 @@ class Batches:
         sampling: tuple[float, float] = (0.0, 0.0),
         guided: bool = False,
     ) -> None:
-        """`sampling` holds alpha for source and target: the strength of BPE-dropout (Provilkov et al. 2020) or subword
-        regularisation (Kudo 2018), 0 for neither. With `guided`, batches contain the gold attention weights."""
+        """`sampling` holds the probabilities of source and target that BPE-dropout (Provilkov et al. 2020) skips a
+        merge. With `guided`, batches contain the gold attention weights."""
         self.split, self.tokenizers = split, tokenizers
         self.sampling, self.guided = sampling, guided
         self._batch_tokens, self._batch_sentences, self._seed = batch_tokens, batch_sentences, seed

@@ -18,6 +18,7 @@ from nmt.config.schema import data as schema
 from nmt.data import text as reading
 from nmt.data.tokenizer import LONE_SURROGATES
 from nmt.data.word_alignment import parse_pharaoh, words_of_line
+from nmt.system.files import walk
 
 CHUNK_PAIRS = 10_000
 CHUNK_CHARACTERS = 5_000_000  # a chunk with more characters is complete; text files count bytes instead
@@ -230,7 +231,7 @@ def _text_file(prefix: Path, suffix: str) -> Path:
 
 
 def _files_below(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
+    return sorted(path for parent, names in walk(folder) for name in names if (path := parent / name).is_file())
 
 
 def _exists(prefix: Path, suffix: str) -> bool:
@@ -270,8 +271,8 @@ def _cell(row: dict[str, Any], column: str, location: str) -> str:
         if not isinstance(value, dict) or part not in value:
             raise UserError(
                 f"{location}: no column '{column}' (there are: {format_value(', '.join(map(str, row)))}); set "
-                "data.source_column, data.target_column or data.alignments (a.b is column b within a), or "
-                f"{reading.NO_HEADER}"
+                "data.source_column, data.target_column or data.alignments (a.b is column b within a)"
+                f"{'' if '1' in row else f', or {reading.NO_HEADER}'}"
             )
         value = value[part]
     if value is None:

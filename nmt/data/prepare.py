@@ -1,7 +1,8 @@
 """Prepares a corpus once: reads and filters it, trains the tokenizers, encodes it, and keeps the result in a cache.
 
-The passes (`passes.py`) write to a working folder, CACHE/.FINGERPRINT.part. When the folder is complete, it is renamed
-to CACHE/FINGERPRINT, which `prepared.py` opens. A preparation that was killed starts from the beginning.
+Two passes over the corpus (`raw.py`, `encoding.py`) write to a working folder, CACHE/.FINGERPRINT.part. When the folder
+is complete, it is renamed to CACHE/FINGERPRINT, which `prepared.py` opens. A preparation that was killed starts from
+the beginning.
 """
 
 import fcntl
@@ -18,9 +19,10 @@ from typing import Any
 from nmt.config.errors import UserError, user_path
 from nmt.config.schema import data as schema
 from nmt.data import corpus
-from nmt.data.passes import encode_split, read_corpus
+from nmt.data.encoding import encode_split
 from nmt.data.prepared import FORMAT, Prepared
-from nmt.data.tokenizer import Tokenizers, check_sampling
+from nmt.data.raw import compare_splits, read_splits, tokenizer_lines
+from nmt.data.tokenizer import check_sampling, make_tokenizers
 from nmt.system.files import named_errors, try_lock, write_atomically
 from nmt.system.processes import Workers
 
@@ -33,7 +35,7 @@ _NOT_IN_FINGERPRINT: Any = {
     "corpora": {"__all__": {"train", "validation", "test"}},
 }
 _TOKENIZER_NOT_IN_FINGERPRINT: Any = {
-    **dict.fromkeys(("sampling", "sampling_sides", "source_model", "target_model"), True),
+    **dict.fromkeys(("sampling", "source_model", "target_model"), True),
     "source": {"sampling"},
     "target": {"sampling"},
 }
@@ -125,7 +127,12 @@ def _digest_of_file(path: Path) -> bytes:
 def _prepare(data: schema.Data, tokenizer: schema.TokenizerConfig, fingerprint: str, working: Path) -> None:
     splits = corpus.splits(data)
     with Workers(data.workers, "data.workers") as workers:
-        raw, overlaps, warnings = read_corpus(data, tokenizer, splits, working, workers)
+        raw = read_splits(splits, working, tokenizer.lowercase, workers)
+        overlaps, warnings = compare_splits(raw, splits)
+        log.info("tokenizer: %s", tokenizer.kind)
+        source_lines, target_lines = tokenizer_lines(raw["train"], tokenizer)
+        tokenizers = make_tokenizers(tokenizer, source_lines, target_lines, data.tags)
+        tokenizers.save(working)
         reports = {
             name: encode_split(name, raw[name], sources, working, tokenizer.lowercase, data, workers) | overlaps[name]
             for name, sources in splits.items()
@@ -142,7 +149,7 @@ def _prepare(data: schema.Data, tokenizer: schema.TokenizerConfig, fingerprint: 
         "fingerprint": fingerprint,
         "languages": [data.source_lang, data.target_lang],
         "lowercase": tokenizer.lowercase,
-        "vocabulary": [side.vocab_size for side in Tokenizers.load(working, tokenizer.lowercase)],
+        "vocabulary": [side.vocab_size for side in tokenizers],
         "splits": reports,
         "warnings": warnings,
         # The digest of the tokenizers, the token ids of all splits, and the word alignments of train. A run cannot be

@@ -1,10 +1,11 @@
-"""The files of a prepared corpus, read as memory-mapped arrays."""
+"""The files of a prepared corpus: written chunk by chunk, read as memory-mapped arrays."""
 
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +14,11 @@ from nmt.config.errors import UserError
 from nmt.data.tokenizer import Tokenizers
 from nmt.system.files import raise_system_error
 
-FORMAT = 5  # part of the fingerprint: increase it when the format of the files changes
+FORMAT = 6  # part of the fingerprint: increase it when the format of the files changes
 IDS = np.dtype("<i4")
 OFFSETS = np.dtype("<i8")
+# The files of a side: token ids, UTF-8 text, and where each sentence starts in both.
+FILES: dict[str, "np.dtype[Any]"] = {"ids": IDS, "txt": np.dtype("u1"), "offsets": OFFSETS, "lines": OFFSETS}
 SCAN_BYTES = 2**22  # bytes of text that are searched for line ends at a time
 
 Array = NDArray[Any]
@@ -32,7 +35,7 @@ class Prepared:
             self.fingerprint: str = self.report["fingerprint"]
             self.tokenizers = Tokenizers.load(directory, self.report["lowercase"])
             self.splits = {name: Split(directory, name) for name in self.report["splits"]}
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, LookupError) as error:
             raise_system_error(error)
             raise UserError(f"{directory}: is not a complete prepared corpus ({error})") from None
 
@@ -61,12 +64,10 @@ class Side:
     """The N sentences of one language of a split, read by their index."""
 
     def __init__(self, directory: Path, name: str) -> None:
-        """Map the files that start with `name`. Raises OSError or ValueError if they are missing or cut off."""
-        self.offsets, self._line_ends = (
-            np.lib.format.open_memmap(directory / f"{name}.{kind}.npy", mode="r") for kind in ("offsets", "lines")
+        """Map the files of this name. Raises OSError, ValueError or IndexError if they are missing or cut off."""
+        self.tokens, self._text, self.offsets, self._line_ends = (
+            _mapped(directory / f"{name}.{kind}", dtype) for kind, dtype in FILES.items()
         )
-        self.tokens = _mapped(directory / f"{name}.ids", IDS)
-        self._text = _mapped(directory / f"{name}.txt", np.dtype("u1"))
         if (self.offsets[-1], self._line_ends[-1]) != (len(self.tokens), len(self._text)):
             raise ValueError(f"{name} does not match its offsets")
 
@@ -120,3 +121,39 @@ def _mapped(path: Path, dtype: "np.dtype[Any]") -> Array:
     if path.stat().st_size == 0:  # an empty file cannot be mapped
         return np.zeros(0, dtype)
     return np.memmap(path, dtype, mode="r")
+
+
+# Writing
+
+
+class Sentences(NamedTuple):
+    """N encoded sentences of one language."""
+
+    ids: Array  # concatenated token ids of all sentences; each sentence ends with </s>
+    lengths: Array  # (N,) number of tokens of each sentence
+    text: bytes  # concatenated UTF-8 text of all sentences
+    sizes: Array  # (N,) number of bytes of each sentence
+    unknown: int  # number of unknown tokens
+
+
+class SideWriter:
+    """Writes the files of a `Side`, which grow chunk by chunk."""
+
+    def __init__(self, directory: Path, name: str, stack: ExitStack) -> None:
+        self._ids, self._text, self._offsets, self._lines = (
+            stack.enter_context((directory / f"{name}.{kind}").open("wb")) for kind in FILES
+        )
+        for file in (self._offsets, self._lines):
+            file.write(bytes(OFFSETS.itemsize))  # the first sentence starts at 0
+        self.tokens = self.bytes = self.longest = self.unknown = 0
+
+    def append(self, side: Sentences) -> None:
+        """Write the next sentences."""
+        self._ids.write(side.ids.tobytes())
+        self._text.write(side.text)
+        self._offsets.write((self.tokens + np.cumsum(side.lengths, dtype=OFFSETS)).tobytes())
+        self._lines.write((self.bytes + np.cumsum(side.sizes, dtype=OFFSETS)).tobytes())
+        self.tokens += len(side.ids)
+        self.bytes += len(side.text)
+        self.longest = max(self.longest, int(side.lengths.max(initial=0)))
+        self.unknown += side.unknown

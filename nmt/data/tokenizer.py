@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from nmt.config.errors import UserError, user_path
 from nmt.config.schema import data as schema
-from nmt.data.subword_sampling import Sampler, make_sampler
+from nmt.data.bpe_dropout import BpeDropout
 from nmt.data.text import is_blank
 from nmt.data.word_alignment import END, UNKNOWN, WORD_START
 from nmt.system.files import read_bytes, write_atomically
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 # Matches a piece that continues a word: it starts with a letter, digit or hyphen, or is a byte of byte_fallback.
 CONTINUATION = re.compile("[^\\W_]|[-\u2010\u2011]|<0x[0-9A-F]{2}>$")
 RESERVED = "\u2585"  # SentencePiece trains on no line that contains this character
-TOKENIZER_FILES = ("tokenizer.model", "source.model", "target.model")  # a run has one joint model, or one per language
+TOKENIZER_FILES = ("tokenizer.model", "source.model", "target.model")  # a run has one shared model, or one per language
 LONGEST_LINE = 2**16  # in bytes; the training of a tokenizer leaves out longer lines
 PAD, UNK, BOS, EOS = 0, 1, 2, 3  # token ids in the models that nmt trains
 # Unicode forms that a model may name.
@@ -108,24 +108,23 @@ class Tokenizer:
         return encoded
 
     def sample(self, lines: Sequence[str], alpha: float, seeds: Sequence[int]) -> list[list[int]]:
-        """Segment lines into token ids at random: by BPE-dropout, or for unigram models by subword regularisation.
+        """Segment lines into token ids at random, by BPE-dropout that skips merges with probability `alpha`.
 
-        `seeds` holds a 32-bit seed for each line. The segmentation of a line depends only on the line, its seed and
-        `alpha`, the strength of the method as `nmt.data.subword_sampling` defines it.
+        `seeds` holds a 32-bit seed for each line, on which its segmentation depends alone.
         """
-        assert self._sampler is not None
+        assert self._bpe_dropout is not None
         normalised = self._processor.normalize(self._clean(lines))
         return [
-            [*self._sampler.draw(line, alpha, seed), self.eos] for line, seed in zip(normalised, seeds, strict=True)
+            [*self._bpe_dropout.draw(line, alpha, seed), self.eos] for line, seed in zip(normalised, seeds, strict=True)
         ]
 
     def can_sample(self) -> bool:
-        """Check whether the model supports `sample`: it is a unigram model, or a BPE model without unused pieces."""
-        return self._sampler is not None
+        """Check whether the model supports `sample`: it is a BPE model without unused pieces."""
+        return self._bpe_dropout is not None
 
     @cached_property
-    def _sampler(self) -> Sampler | None:
-        return make_sampler(self.model)
+    def _bpe_dropout(self) -> BpeDropout | None:
+        return BpeDropout.of(_proto(self.model))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Convert token ids to one line of text without special symbols."""
@@ -272,15 +271,15 @@ def _with_spaces(text: str) -> str:
 
 
 class Tokenizers(NamedTuple):
-    """The tokenizers of both languages. With a joint vocabulary, both fields hold the same object."""
+    """The tokenizers of both languages. If they share one, both fields hold the same object."""
 
     source: Tokenizer
     target: Tokenizer
 
     def save(self, directory: Path) -> None:
-        """Write tokenizer.model for a joint vocabulary, otherwise source.model and target.model; remove the others."""
-        joint, source, target = TOKENIZER_FILES
-        models = {joint: self.source} if self.source is self.target else {source: self.source, target: self.target}
+        """Write tokenizer.model if the languages share it, else source.model and target.model; remove the others."""
+        shared, source, target = TOKENIZER_FILES
+        models = {shared: self.source} if self.source is self.target else {source: self.source, target: self.target}
         for name in TOKENIZER_FILES:
             if name in models:
                 write_atomically(directory / name, models[name].model)
@@ -290,9 +289,8 @@ class Tokenizers(NamedTuple):
     @classmethod
     def load(cls, directory: Path, lowercase: bool) -> "Tokenizers":
         """Read the files that `save` wrote. Raises UserError if one is missing or broken."""
-        joint = directory / "tokenizer.model"
-        if joint.exists():
-            tokenizer = Tokenizer.load(joint, lowercase)
+        if (shared := directory / "tokenizer.model").exists():
+            tokenizer = Tokenizer.load(shared, lowercase)
             return cls(tokenizer, tokenizer)
         source, target = (Tokenizer.load(directory / f"{name}.model", lowercase) for name in ("source", "target"))
         return cls(source, target)
@@ -367,13 +365,8 @@ def make_tokenizers(
             _train(config.source, config.lowercase, source, tags, "tokenizer.source"),
             _train(config.target, config.lowercase, target, (), "tokenizer.target"),
         )
-    if config.joint:
-        joint = _train(config, config.lowercase, chain(source, target), tags)
-        return Tokenizers(joint, joint)
-    return Tokenizers(
-        _train(config, config.lowercase, source, tags),
-        _train(config, config.lowercase, target, ()),
-    )
+    shared = _train(config, config.lowercase, chain(source, target), tags, "tokenizer")
+    return Tokenizers(shared, shared)
 
 
 def check_sampling(config: schema.FileTokenizer, tokenizers: Tokenizers) -> None:
@@ -381,12 +374,11 @@ def check_sampling(config: schema.FileTokenizer, tokenizers: Tokenizers) -> None
     names = config.source_model, config.target_model or config.source_model
     for alpha, name, tokenizer in zip(config.sampling_by_side, names, tokenizers, strict=True):
         if alpha and not tokenizer.can_sample():
-            reason = "is not a bpe or unigram model, or it is a bpe model with unused pieces"
-            raise UserError(f"tokenizer.sampling={alpha}: {name} {reason}; set it to 0")
+            raise UserError(f"tokenizer.sampling={alpha}: {name} is not a bpe model without unused pieces; set it to 0")
 
 
 def _train(
-    config: schema.TokenizerSide, lowercase: bool, lines: Iterable[str], tags: Sequence[str], key: str = "tokenizer"
+    config: schema.TokenizerSide, lowercase: bool, lines: Iterable[str], tags: Sequence[str], key: str
 ) -> Tokenizer:
     """Train a tokenizer. `key` names the section of the configuration in messages."""
     model = io.BytesIO()

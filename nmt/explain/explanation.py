@@ -174,11 +174,11 @@ def token_log_probs(model: Seq2Seq, batch: Batch, embedded: Tensor, source: Tens
     """Compute log p(y_t | y_<t, x_n), t = rows[n], for N versions x_n of a pair's source -> (N,).
 
     batch: holds only this pair; embedded: (N, S, E), the versions x_n; source: int64 (N, S), see
-    Seq2Seq.encode_embedded; rows: int64 (N,) target positions. Decodes no further than the greatest of `rows`.
+    Seq2Seq.encode; rows: int64 (N,) target positions. Decodes no further than the greatest of `rows`.
     """
     N, T = len(embedded), int(rows.max()) + 1
     copies, rows = torch.arange(N, device=embedded.device), rows.to(embedded.device)
-    state = model.encode_embedded(embedded, batch.lengths.repeat(N), source)
+    state = model.encode(source, batch.lengths.repeat(N), embedded)
     prediction = model.decode(batch.target_in[:, :T].expand(N, -1), state).prediction
     log_probs = prediction.at(copies, rows).log_probs(model.output.layer())
     return log_probs[copies, 0, batch.target_out[0, rows]]

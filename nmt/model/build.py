@@ -144,8 +144,11 @@ def initialize(model: Seq2Seq) -> None:
             for gate in torch.split(parameter, parameter.shape[1]):
                 nn.init.orthogonal_(gate)
         elif "weight_ih" in name:
-            hidden = parameter.shape[0] // _gates(model, name)
-            gates = torch.split(parameter, hidden)
+            rnn = (
+                model.encoder.rnn if name.startswith("encoder") else model.decoder.rnn
+            )  # `conditional` has the same type
+            number = {nn.RNN: 1, nn.GRU: 3, nn.LSTM: 4}[type(rnn)]
+            gates = torch.split(parameter, parameter.shape[0] // number)
             for gate in gates:
                 nn.init.xavier_uniform_(gate)
             if len(gates) == 4:  # noqa: PLR2004
@@ -157,11 +160,6 @@ def initialize(model: Seq2Seq) -> None:
     for embedding in (model.source_embedding, model.target_embedding):
         nn.init.normal_(embedding.weight, std=embedding.embedding_dim**-0.5)
         embedding.weight[embedding.padding_idx] = 0.0
-
-
-def _gates(model: Seq2Seq, name: str) -> int:
-    rnn = model.encoder.rnn if name.startswith("encoder") else model.decoder.rnn  # `conditional` has the same type
-    return {nn.RNN: 1, nn.GRU: 3, nn.LSTM: 4}[type(rnn)]
 
 
 def _encoder(config: schema.Model) -> Encoder:
@@ -183,12 +181,12 @@ def _encoder(config: schema.Model) -> Encoder:
 
 def _decoder(config: schema.Model, encoder: Encoder) -> Decoder:
     decoder, word_dim = config.decoder, config.embedding.dim
-    attention, context_dim, fixed_dim = None, 0, 0
+    attention, context_dim = None, 0
     if config.attention.kind == "attention":
         attention = build_attention(config.attention, decoder.hidden, encoder.output_dim)
         context_dim = encoder.output_dim
     elif config.attention.context == "every_step":
-        context_dim = fixed_dim = encoder.summary_dim
+        context_dim = encoder.summary_dim
     # The input is [word; fixed vector, or the context with attend=before; previous readout with input feeding].
     has_context = attention is None or decoder.attend == "before"
     input_dim = word_dim + (context_dim if has_context else 0) + (decoder.readout_dim if decoder.input_feeding else 0)
@@ -212,8 +210,6 @@ def _decoder(config: schema.Model, encoder: Encoder) -> Decoder:
         CopyGate(decoder.readout_dim) if decoder.copy else None,
         attend=decoder.attend,
         input_feeding=decoder.input_feeding,
-        word_dim=word_dim,
-        fixed_dim=fixed_dim,
         residual=decoder.first_residual,
         dropout=decoder.dropout,
     )

@@ -5,10 +5,9 @@ E width of an embedding, H width of a hidden state, M width of the memory, R wid
 readout before its activation, G gates x H, V vocabulary.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, Protocol, Self
+from typing import Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +28,6 @@ from nmt.model.output import (
 )
 from nmt.model.recurrent import (
     Encoded,
-    LayerState,
     PreparedLayer,
     Recurrent,
     RecurrentState,
@@ -39,132 +37,41 @@ from nmt.model.recurrent import (
     step_layer,
 )
 from nmt.ops.draws import Dropout, dropout
-from nmt.ops.products import defer, deferring, linear
+from nmt.ops.products import Weight, defer, deferring, in_autocast_dtype, linear
 from nmt.ops.trees import select
 
 
-class StepAttention(Protocol):
-    """An attention that attends step by step. `Attention` explains the methods."""
-
-    @property
-    def reads_past(self) -> bool: ...
-
-    def remember(self, states: Tensor, valid: Tensor, *, nonempty: bool = False) -> Memory: ...
-
-    def start(self, valid: Tensor) -> Past: ...
-
-    def step(self, query: Tensor, memory: Memory, past: Past) -> Attended: ...
-
-
 @dataclass(frozen=True, kw_only=True)
-class Products(ABC):
-    """The matrix products of a decoder's steps. Their parameters are prepared once for a batch, or for all searches.
+class StepParameters:
+    """The parameters of a decoder's steps, prepared once for a batch, or packed for all searches.
 
-    Training represents a word by its embedding and a context by its vector. Search may represent a word or a context by
-    its products with the parameters of gates and readout, computed in advance.
+    A step gets words and contexts already multiplied with the parameters of the gates and the readout: in training for
+    all steps at once, wherever no step has to wait for them, in a search from tables. `context` adds C numbers to
+    recurrent layers: C is G if the gates of one layer read the context, M if all layers above the first read it, 0 if
+    none does.
     """
 
     layers: Sequence[PreparedLayer]  # the recurrent layers, the lowest first
     conditional: PreparedLayer | None  # the layer of the second half of a conditional step
-    readout: Readout
-    attention: StepAttention | None
+    attention: Attention | MultiHeadAttention | None
     lexical: LexicalModel | None
-
-    def deferred(self) -> Self:
-        """Return the products for a loop over steps, which defer the gradients of their parameters."""
-        return self
-
-    @abstractmethod
-    def word_gates(self, word: Tensor, fixed: Tensor | None) -> Tensor:
-        """Compute what previous words and the fixed vector add to the gates of the lowest layer -> (..., G)."""
-
-    @abstractmethod
-    def fed_gates(self, context: Tensor | None, feed: Tensor | None) -> Tensor | None:
-        """Compute what context and previous readout, known only at the step, add to the gates of the lowest layer.
-
-        context: (N, M) if the decoder attends before the step, else None; feed: the previous readout (N, R) with input
-        feeding, else None. Returns (N, G), or None if both are None.
-        """
-
-    @abstractmethod
-    def conditional_gates(self, context: Tensor) -> Tensor:
-        """Compute the gates of the second half of a conditional step from the context: (N, M) -> (N, G)."""
-
-    @abstractmethod
-    def upper_input(self, context: Tensor) -> Tensor:
-        """Return the context in the form that the layers above the first layer read: (N, M) -> (N, M)."""
-
-    @abstractmethod
-    def read_out(self, output: Tensor, context: Tensor | None, word: Tensor) -> Tensor:
-        """Compute the readouts before dropout: outputs (..., H) of the top layer, contexts, words -> (..., R)."""
-
-    @abstractmethod
-    def read_out_partly(self, output: Tensor, word: Tensor) -> Tensor:
-        """Compute the readout before its activation, without the context term: outputs (..., H), words -> (..., P)."""
-
-    @abstractmethod
-    def contexts(self, values: Tensor) -> Tensor:
-        """Compute the context term that `read_out_partly` leaves out, for each position: (B, S, M) -> (B, S, P)."""
+    word: Tensor  # (G, E)
+    word_readout: Tensor | None  # (P, E); None if the readout reads no word
+    context: Weight  # (C, M); or (C + P, M) if each step computes its readout: with input feeding, and in a search
+    context_bias: Tensor | None  # (C,) or (C + P,): the bias of the second half of a conditional step, else None
+    context_readout: Tensor  # (P, M)
+    context_width: int  # C
+    feed: Weight | None  # (G, R) multiplies the previous readout; None without input feeding
+    output: Weight  # (P, H) multiplies the top layer's output
+    output_bias: Tensor | None  # (P,); None in a search, where the products of words contain it
+    multiplied_memory: bool = False  # is the memory multiplied with `context`, in place of each step's context?
 
 
-@dataclass(frozen=True, kw_only=True)
-class BatchProducts(Products):
-    """The products for one batch, with parameters in the precision of the computation.
+class WordProducts(NamedTuple):
+    """What a word adds to the first layer's gates and to the readout."""
 
-    Words are embeddings (..., E), contexts are vectors (..., M).
-    """
-
-    # Three groups of columns of the first layer's weight_ih.
-    word: Tensor  # (G, E) multiplies the previous word
-    fixed: Tensor  # (G, M) multiplies the fixed vector; (G, 0) without one
-    fed: Tensor  # (G, ...) multiplies the context and the previous readout, which only the step computes
-    # Parts of the readout's W and b: (P, H + E) multiplies output and word, (P,) is added, (P, M) multiplies the
-    # context. None unless predictions sum over source positions.
-    readout_parts: tuple[Tensor, Tensor, Tensor] | None = None
-
-    def deferred(self) -> Self:
-        conditional, parts = self.conditional, self.readout_parts
-        return replace(
-            self,
-            layers=[layer.deferred() for layer in self.layers],
-            conditional=None if conditional is None else conditional.deferred(),
-            fed=defer(self.fed)[0],
-            readout_parts=None if parts is None else (*defer(*parts[:2]), parts[2]),
-        )
-
-    def word_gates(self, word: Tensor, fixed: Tensor | None) -> Tensor:
-        gates = linear(word, self.word, self.layers[0].bias_ih)
-        if fixed is not None:
-            of_fixed = linear(fixed, self.fixed)
-            gates = gates + (of_fixed[:, None] if word.dim() == 3 else of_fixed)  # noqa: PLR2004
-        return gates
-
-    def fed_gates(self, context: Tensor | None, feed: Tensor | None) -> Tensor | None:
-        if context is None or feed is None:
-            fed = feed if context is None else context
-        else:
-            fed = torch.cat([context, feed], dim=1)
-        return None if fed is None else linear(fed, self.fed)
-
-    def conditional_gates(self, context: Tensor) -> Tensor:
-        assert self.conditional is not None
-        return linear(context, self.conditional.weight_ih, self.conditional.bias_ih)
-
-    def upper_input(self, context: Tensor) -> Tensor:
-        return context
-
-    def read_out(self, output: Tensor, context: Tensor | None, word: Tensor) -> Tensor:
-        readout: Tensor = self.readout(output, context, word)
-        return readout
-
-    def read_out_partly(self, output: Tensor, word: Tensor) -> Tensor:
-        assert self.readout_parts is not None
-        inputs = torch.cat([output, word], dim=-1) if self.readout.sizes[2] else output
-        return linear(inputs, *self.readout_parts[:2])
-
-    def contexts(self, values: Tensor) -> Tensor:
-        assert self.readout_parts is not None
-        return linear(values, self.readout_parts[2])
+    gates: Tensor  # (N, G), with the bias
+    readout: Tensor | None  # (N, P); None if the readout reads no word
 
 
 class Pending(NamedTuple):
@@ -173,7 +80,7 @@ class Pending(NamedTuple):
     readouts: Tensor  # (N, K, R) readout for each candidate position
     weights: Tensor  # (N, K) prior probability of each candidate position
     positions: Tensor | None  # int64 (N, K) candidate source positions; None if they are all positions in order
-    partial: Tensor  # (N, P) result of `read_out_partly`
+    partial: Tensor  # (N, P) readout before its activation, without the context
 
 
 class HypothesisState(NamedTuple):
@@ -181,8 +88,8 @@ class HypothesisState(NamedTuple):
 
     recurrent: RecurrentState
     feed: Tensor | None  # (N, R) previous readout, with input feeding
-    fixed: Tensor | None  # (N, M) encoder summary that every step reads as its context, without attention; in search
-    # its products (N, C + R), see nmt.translate.prepared_model
+    fixed: Tensor | None  # (N, M) encoder summary that every step reads as its context, without attention; in a search
+    # its products with `StepParameters.context`, (N, C + P)
     pending: Pending | None  # previous step, if its latent position has yet to get its posterior; else None
 
 
@@ -194,7 +101,7 @@ class SourceState(NamedTuple):
     past: Past
     words: Tensor | None  # (B, S, E) embedded source, for the lexical model
     tokens: Tensor | None  # int64 (B, S) source tokens for a copy gate; NEVER stands for a token that cannot be copied
-    contexts: Tensor | None  # (B, S, P) result of `Products.contexts`, for predictions that sum over source positions
+    contexts: Tensor | None  # (B, S, P) what each position adds to the readout, for predictions that sum over positions
 
 
 class DecoderState(NamedTuple):
@@ -202,16 +109,28 @@ class DecoderState(NamedTuple):
 
     hypothesis: HypothesisState
     source: SourceState | None  # None without attention
-    products: Products
+    parameters: StepParameters
     shares_source: bool = False  # do the hypotheses of a sentence share one row of `source`?
 
     def shared(self) -> Self:
-        """Return the state for a loop over steps, which share the computations and gradients of products and memory."""
-        source = self.source
+        """Return the state for a loop over steps, which share the gradients of parameters and memory."""
+        given, source = self.parameters, self.source
+        context, context_bias = defer(given.context, given.context_bias)
+        output, output_bias = defer(given.output, given.output_bias)
+        parameters = replace(
+            given,
+            layers=[layer.deferred() for layer in given.layers],
+            conditional=None if given.conditional is None else given.conditional.deferred(),
+            context=context,
+            context_bias=context_bias,
+            feed=defer(given.feed)[0],
+            output=output,
+            output_bias=output_bias,
+        )
         if source is not None:
-            (contexts,) = (None,) if source.contexts is None else defer(source.contexts, cast=False)
+            (contexts,) = defer(source.contexts, cast=False)
             source = source._replace(memory=source.memory.shared(), contexts=contexts)
-        return self._replace(products=self.products.deferred(), source=source)
+        return self._replace(parameters=parameters, source=source)
 
     def attended_source(self) -> SourceState:
         """Return `source` of a decoder with attention, where it is not None."""
@@ -297,8 +216,8 @@ class Decoder(nn.Module):
     - "first_layer": the query is the current state of the first layer, which depends on the words alone, and the
       context enters the layers above, `upper` (Wu et al. 2016, section 3; there with the previous state).
 
-    Training and scoring call `forward`: by `forward_stepped` in a loop over the target positions, or by `forward_fused`
-    for all of them at once. A search calls `step`.
+    Training and scoring call `forward`: in a loop over the target positions, or for all of them at once if no step
+    needs the attention or the readout of the previous one. A search calls `step`.
     """
 
     sums_over_positions = False  # do predictions sum over a latent source position? True in LatentDecoder
@@ -315,66 +234,94 @@ class Decoder(nn.Module):
         *,
         attend: Literal["before", "between", "after", "first_layer"],
         input_feeding: bool,
-        word_dim: int,
-        fixed_dim: int = 0,
         residual: int = 0,
         dropout: float = 0.0,
     ) -> None:
-        """conditional: the layer of the second half of a step, for "between" only; lexical: adds its result to the
+        """readout: reads the encoder's summary at every step if it reads a context, but there is no attention;
+        conditional: the layer of the second half of a step, for "between" only; lexical: adds its result to the
         readouts that predict, but not to the readout that is fed back; upper: the layers above `rnn`, for "first_layer"
-        only; copy: lets predictions copy source tokens; word_dim: E; fixed_dim: M if every step reads the encoder's
-        summary in place of a context, else 0; residual: see `prepare_layers`; dropout: probability, for the readout."""
+        only; copy: lets predictions copy source tokens; residual: see `prepare_layers`; dropout: probability, for the
+        readout."""
         super().__init__()
         assert (attend == "between") == (conditional is not None)
         assert (attend == "first_layer") == (upper is not None)
+        assert attend == "after" or attention is not None
         self.rnn, self.attention, self.readout, self.conditional = rnn, attention, readout, conditional
         self.lexical, self.upper, self.copy = lexical, upper, copy
-        self.attend, self.input_feeding = attend, input_feeding
-        self.word_dim, self.fixed_dim, self.residual, self.dropout = word_dim, fixed_dim, residual, Dropout(dropout)
+        self.attend, self.input_feeding, self.residual, self.dropout = attend, input_feeding, residual, Dropout(dropout)
         # Does a step need the attention or the readout of the previous step?
-        self.stepped = input_feeding or (attention is not None and attend in ("before", "between"))
+        self.stepped = input_feeding or attend in ("before", "between")
 
-    def prepare(self) -> BatchProducts:
-        """Prepare the products for all steps of a batch."""
-        layers = prepare_layers(self.rnn, self.residual)
-        layers += [] if self.upper is None else self.upper.prepare()
-        weight = layers[0].weight_ih
-        assert isinstance(weight, Tensor)
-        widths = [self.word_dim, self.fixed_dim, self.rnn.input_size - self.word_dim - self.fixed_dim]
-        word, fixed, fed = (part.contiguous() for part in torch.split(weight, widths, dim=1))
-        return BatchProducts(
+    def prepare(self) -> StepParameters:
+        """Prepare the parameters for all steps of a batch."""
+        layers = prepare_layers(self.rnn, self.residual) + ([] if self.upper is None else self.upper.prepare())
+        conditional = None if self.conditional is None else prepare_layers(self.conditional)[0]
+        output, readout, word_readout = torch.split(
+            in_autocast_dtype(self.readout.proj.weight), self.readout.sizes, dim=1
+        )
+        P, M = readout.shape
+        gates = layers[0].weight_ih
+        assert isinstance(gates, Tensor)
+        # The first layer reads [word; context or fixed vector; previous readout].
+        read = M if self.attend == "before" or self.attention is None else 0
+        fed = self.readout.dim if self.input_feeding else 0
+        word, context, feed = torch.split(gates, [gates.shape[1] - read - fed, read, fed], dim=1)
+        bias: Tensor | None = None
+        if conditional is not None:
+            assert isinstance(conditional.weight_ih, Tensor)
+            context, bias = conditional.weight_ih, conditional.bias_ih
+        elif self.attend == "first_layer":
+            context = torch.eye(M, dtype=gates.dtype, device=gates.device)
+        elif self.attention is not None and not read:
+            context = gates.new_empty(0, M)
+        width = len(context)
+        if self.input_feeding:
+            context, bias = torch.cat([context, readout]), None if bias is None else nn.functional.pad(bias, (0, P))
+        return StepParameters(
             layers=layers,
-            conditional=None if self.conditional is None else prepare_layers(self.conditional)[0],
-            readout=self.readout,
+            conditional=conditional,
             attention=self.attention,
             lexical=self.lexical,
-            word=word,
-            fixed=fixed,
-            fed=fed,
-            readout_parts=self.readout.parts() if self.sums_over_positions else None,
+            word=word.contiguous(),
+            word_readout=word_readout.contiguous() if word_readout.shape[1] else None,
+            context=context.contiguous(),
+            context_bias=bias,
+            context_readout=readout.contiguous(),
+            context_width=width,
+            feed=feed.contiguous() if self.input_feeding else None,
+            output=output.contiguous(),
+            output_bias=in_autocast_dtype(self.readout.proj.bias),
         )
 
     def start(
-        self, recurrent: RecurrentState, encoded: Encoded, products: Products, source: Tensor, words: Tensor
+        self, recurrent: RecurrentState, encoded: Encoded, parameters: StepParameters, source: Tensor, words: Tensor
     ) -> DecoderState:
         """Make the state before the first step.
 
         source: int64 (B, S) source tokens, which a copy gate may copy; words: (B, S, E) the embedded source.
         """
         feed = encoded.summary.new_zeros(len(source), self.readout.dim) if self.input_feeding else None
-        hypothesis = HypothesisState(recurrent, feed, encoded.summary if self.fixed_dim else None, None)
-        attention = products.attention
+        attention = parameters.attention
         if attention is None:
-            return DecoderState(hypothesis, None, products)
+            fixed = encoded.summary if self.readout.sizes[1] else None
+            return DecoderState(HypothesisState(recurrent, feed, fixed, None), None, parameters)
         memory = attention.remember(encoded.states, encoded.valid, nonempty=encoded.nonempty)
+        contexts = None
+        if parameters.multiplied_memory:
+            memory = memory._replace(values=linear(memory.values, parameters.context))
+        if self.sums_over_positions and parameters.multiplied_memory:
+            contexts = memory.values[..., parameters.context_width :].contiguous()
+        elif self.sums_over_positions:
+            contexts = linear(memory.values, parameters.context_readout)
         state = SourceState(
             memory,
             attention.start(encoded.valid),
             words=None if self.lexical is None else words,
             tokens=None if self.copy is None else copyable(source, encoded.valid),
-            contexts=products.contexts(memory.values) if self.sums_over_positions else None,
+            contexts=contexts,
         )
-        return DecoderState(hypothesis, state, products, shares_source=not attention.reads_past)
+        hypothesis = HypothesisState(recurrent, feed, None, None)
+        return DecoderState(hypothesis, state, parameters, shares_source=not attention.reads_past)
 
     def forward(
         self,
@@ -384,13 +331,16 @@ class Decoder(nn.Module):
         output: Output | None = None,
         infer: Infer | None = None,
     ) -> Decoded:
-        """Predict all T steps from the embeddings (B, T, E) of the target, int64 (B, T) = <s> y_1 ... y_{T-1}: in a
-        loop if a step needs the attention or the readout of the previous step, else at once.
+        """Predict all T steps from the embeddings (B, T, E) of the target, int64 (B, T) = <s> y_1 ... y_{T-1}.
 
         Only latent decoders read `target`, `output` and `infer`: they compute the probabilities of the target tokens
         with `output`, and in training may take the distribution over source positions from `infer`.
         """
-        return self.forward_stepped(embedded, state) if self.stepped else self.forward_fused(embedded, state)
+        words = self._word_readouts(embedded, state)
+        run = self._run_steps(embedded, words, state) if self.stepped else self._run_fused(embedded, state)
+        readouts, weights = self._readouts(run, words, state), None if run.attended is None else run.attended.weights
+        prediction = self._predict(readouts, weights, state)
+        return Decoded(prediction.readouts, prediction, run.attended)
 
     def observe(self, state: DecoderState, tokens: Tensor, output: OutputLayer) -> DecoderState:
         """Return the state that knows the previous tokens, int64 (N,), before a step.
@@ -409,43 +359,37 @@ class Decoder(nn.Module):
         """
         return decoded.prediction.posterior_weights(decoded.weights, output.layer(), target)
 
-    def forward_fused(self, embedded: Tensor, state: DecoderState) -> Decoded:
-        """Predict all steps at once, with one call of each recurrent network and one of the attention."""
-        outputs, attended = self._run_fused(embedded, state)
-        return self._decoded(self._read_out_all(outputs, attended, embedded, state), attended, state)
+    def step(self, word: WordProducts, state: DecoderState) -> tuple[Prediction, Tensor | None, DecoderState]:
+        """Predict the next token from the previous one, in a search -> prediction, weights (N, S), next state.
 
-    def forward_stepped(self, embedded: Tensor, state: DecoderState) -> Decoded:
-        """Predict step by step. Products that do not depend on the previous step are computed before or after the loop,
-        for all steps at once."""
-        steps = self._run_steps(embedded, state)
-        attentions = [step.attended for step in steps if step.attended is not None]
-        attended = join_steps(attentions) if attentions else None
-        return self._decoded(self._readouts(steps, attended, embedded, state), attended, state)
-
-    def step(self, word: Tensor, state: DecoderState) -> tuple[Prediction, Tensor | None, DecoderState]:
-        """Predict the next token: embedding (N, E) of the previous token -> prediction, weights (N, S), next state.
-
-        word: in the form that `state.products` takes. With a copy gate the prediction is grouped by sentence. Without
-        attention, the weights are None.
+        With a copy gate the prediction is grouped by sentence. Without attention, the weights are None.
         """
-        step = self._decode_step(state.products.word_gates(word, state.hypothesis.fixed), word, state)
-        readout = step.readout
+        step = self._decode_step(word, state)
+        readout, weights = step.readout, None if step.attended is None else step.attended.weights[:, 0]
         if readout is None:
-            readout = self._read_out(self._output(step.state.hypothesis.recurrent), step.context, word, state)
-        weights = None if step.attended is None else step.attended.weights[:, 0]
-        return self._predict(self._add_lexical(readout, weights, state), weights, state), weights, step.state
+            readout = self._read_out(step.output, step.context, word.readout, state.parameters)
+        return self._predict(readout, weights, state), weights, step.state
 
-    def _run_fused(self, embedded: Tensor, state: DecoderState) -> tuple[Tensor, Attended | None]:
-        """Compute the outputs (B, T, H) of the top layer and the attention of all steps at once."""
-        lowest, layers = self.rnn.num_layers, state.products.layers
-        hidden, final = self._run_words(embedded, state)
-        attended = None
-        if self.attention is not None:
-            attended = self.attention.sequence(hidden, *state.attended_source()[:2])
-        if self.upper is not None and attended is not None:
+    def _word_readouts(self, embedded: Tensor, state: DecoderState) -> Tensor | None:
+        """Compute what words, and the fixed vector if there is one, add to the readouts: (B, T, E) -> (B, T, P)."""
+        parameters, fixed = state.parameters, state.hypothesis.fixed
+        words = None if parameters.word_readout is None else linear(embedded, parameters.word_readout)
+        if fixed is None:
+            return words
+        fixed = linear(fixed, parameters.context_readout)[:, None]
+        return fixed.expand(-1, embedded.shape[1], -1) if words is None else words + fixed
+
+    def _run_fused(self, embedded: Tensor, state: DecoderState) -> "Run":
+        """Run all T steps at once, with one call of each recurrent network and one of the attention."""
+        outputs, final = self._run_words(embedded, state)
+        if self.attention is None:
+            return Run(outputs)
+        attended = self.attention.sequence(outputs, *state.attended_source()[:2])
+        if self.upper is not None:
+            lowest, layers = self.rnn.num_layers, state.parameters.layers
             start = state.hypothesis.recurrent.layers(lowest, len(layers))
-            hidden, _ = self.upper(hidden, final, layers[lowest:], start=start, context=attended.context)
-        return hidden, attended
+            outputs, _ = self.upper(outputs, final, layers[lowest:], start=start, context=attended.context)
+        return Run(outputs, attended)
 
     def _run_words(self, embedded: Tensor, state: DecoderState) -> tuple[Tensor, RecurrentState]:
         """Run `rnn` over all words, with the fixed vector if there is one -> outputs (B, T, H), final state."""
@@ -453,100 +397,119 @@ class Decoder(nn.Module):
         if fixed is not None:
             inputs = torch.cat([embedded, fixed[:, None].expand(-1, embedded.shape[1], -1)], dim=-1)
         lowest = self.rnn.num_layers
-        start, layers = state.hypothesis.recurrent.layers(0, lowest), state.products.layers[:lowest]
+        start, layers = state.hypothesis.recurrent.layers(0, lowest), state.parameters.layers[:lowest]
         return run_rnn(self.rnn, inputs, None, start, layers, self.residual)
 
-    def _run_steps(self, embedded: Tensor, state: DecoderState, observe: Observe | None = None) -> "list[DecoderStep]":
-        gates = state.products.word_gates(embedded, state.hypothesis.fixed)
+    def _run_steps(
+        self, embedded: Tensor, words: Tensor | None, state: DecoderState, observe: Observe | None = None
+    ) -> "Run":
+        """Run the T steps one after another. words: the result of `_word_readouts`."""
+        parameters, fixed = state.parameters, state.hypothesis.fixed
+        gates = linear(embedded, parameters.word, parameters.layers[0].bias_ih)
+        if fixed is not None:
+            gates = gates + linear(fixed, parameters.context)[:, None, : parameters.context_width]
+        readouts = [None] * gates.shape[1] if words is None else words.unbind(1)
         steps: list[DecoderStep] = []
         state = state.shared()
-        with deferring(self.attention, self.readout, self.lexical):
-            for t, (gates_t, word) in enumerate(zip(gates.unbind(1), embedded.unbind(1), strict=True)):
+        with deferring(self.attention, self.lexical):
+            for t, word in enumerate(map(WordProducts, gates.unbind(1), readouts)):
                 state = state if observe is None else observe(t, state)
-                steps.append(self._decode_step(gates_t, word, state))
+                steps.append(self._decode_step(word, state))
                 state = steps[-1].state
-        return steps
-
-    def _readouts(
-        self, steps: "list[DecoderStep]", attended: Attended | None, embedded: Tensor, state: DecoderState
-    ) -> Tensor:
-        """Collect the readouts (B, T, R) that were fed back, or compute the readouts of all steps at once."""
+        attentions = [step.attended for step in steps if step.attended is not None]
         fed_back = [step.readout for step in steps if step.readout is not None]
-        if fed_back:
-            return torch.stack(fed_back, dim=1)
-        return self._read_out_all(self._outputs(steps), attended, embedded, state)
+        return Run(
+            torch.stack([step.output for step in steps], dim=1),
+            join_steps(attentions) if attentions else None,
+            torch.stack(fed_back, dim=1) if fed_back else None,
+            steps,
+        )
 
-    def _outputs(self, steps: "list[DecoderStep]") -> Tensor:
-        """Collect the outputs of the top layer (B, T, H)."""
-        return torch.stack([self._output(step.state.hypothesis.recurrent) for step in steps], dim=1)
-
-    def _decode_step(self, gates: Tensor, word: Tensor, state: DecoderState) -> "DecoderStep":
-        attended, upper_context = None, None
-        before, products = state.hypothesis, state.products
+    def _decode_step(self, word: WordProducts, state: DecoderState) -> "DecoderStep":
+        before, parameters = state.hypothesis, state.parameters
+        attended = context = upper = None
+        gates = word.gates
         if self.attend == "before":
-            attended = self._query(self._output(before.recurrent), state)
-        fed = products.fed_gates(None if attended is None else attended.context.squeeze(1), before.feed)
-        gates = gates if fed is None else gates + fed
-        first = step_layer(self.rnn, products.layers[0], gates, *before.recurrent.of(0))
-        if self.attend == "between":
-            attended = self._query(first[0], state)
-            first = self._condition(first, attended, products)
+            # The query is the top layer's output: its state, plus its input if it has a residual connection.
+            hidden, residual = before.recurrent.hidden, self.residual
+            query = sum(hidden[residual - 1 :], hidden[residual - 2]) if residual else hidden[-1]
+            attended, into_gates, context = self._query(query, state)
+            gates = gates + into_gates
+        if before.feed is not None and parameters.feed is not None:
+            gates = gates + linear(before.feed, parameters.feed)
+        first = step_layer(self.rnn, parameters.layers[0], gates, *before.recurrent.of(0))
+        if self.conditional is not None and parameters.conditional is not None:
+            attended, into_gates, context = self._query(first[0], state)
+            first = step_layer(self.conditional, parameters.conditional, into_gates, *first)
         if self.attend == "first_layer":
-            attended = self._query(first[0], state)
-            upper_context = None if attended is None else products.upper_input(attended.context.squeeze(1))
-        recurrent = self._step_upper_layers(first, before.recurrent, products, upper_context)
-        output = self._output(recurrent)
-        if self.attend == "after":
-            attended = self._query(output, state)
-        context = before.fixed if attended is None else attended.context.squeeze(1)
-        readout = self._read_out(output, context, word, state) if self.input_feeding else None
+            attended, upper, context = self._query(first[0], state)
+        layers, output = [first], first[0]
+        for number, layer in enumerate(parameters.layers[1:], 1):
+            inputs = output if upper is None else torch.cat([output, upper], dim=1)
+            gates = linear(dropout(inputs, self.rnn.dropout, self.rnn.training), layer.weight_ih, layer.bias_ih)
+            layers.append(step_layer(self.rnn, layer, gates, *before.recurrent.of(number)))
+            output = output + layers[-1][0] if layer.residual else layers[-1][0]
+        cells = tuple(cell for _, cell in layers if cell is not None)
+        recurrent = RecurrentState(tuple(hidden for hidden, _ in layers), cells)
+        if self.attend == "after" and self.attention is not None:
+            attended, _, context = self._query(output, state)
+        readout = self._read_out(output, context, word.readout, parameters) if self.input_feeding else None
         state = state._replace(hypothesis=before._replace(recurrent=recurrent, feed=readout))
         if state.source is not None and attended is not None:
             state = state._replace(source=state.source._replace(past=attended.past))
-        return DecoderStep(attended, context, readout, state)
+        return DecoderStep(output, attended, readout, context, state)
 
-    def _condition(self, first: LayerState, attended: Attended | None, products: Products) -> LayerState:
-        """Run the second half of a conditional step, which reads the context, from the state of the first half."""
-        assert self.conditional is not None
-        assert products.conditional is not None
-        assert attended is not None
-        gates = products.conditional_gates(attended.context.squeeze(1))
-        return step_layer(self.conditional, products.conditional, gates, *first)
+    def _query(self, query: Tensor, state: DecoderState) -> tuple[Attended, Tensor, Tensor]:
+        """Attend with the queries (N, H) of one step, grouped by sentence.
 
-    def _step_upper_layers(
-        self, first: LayerState, before: RecurrentState, products: Products, context: Tensor | None
-    ) -> RecurrentState:
-        """Step the layers above the first, given the first layer's new state.
-
-        context: (N, M) is concatenated to the input of each of these layers, unless it is None.
+        Returns the result (N, 1, ...), and what the context adds to the recurrent layers (N, C) and to the readout
+        (N, P). If only one of both reads the context at this step, the other result is of no use.
         """
-        steps, output = [first], first[0]
-        for number, layer in enumerate(products.layers[1:], 1):
-            inputs = output if context is None else torch.cat([output, context], dim=1)
-            gates = linear(dropout(inputs, self.rnn.dropout, self.rnn.training), layer.weight_ih, layer.bias_ih)
-            steps.append(step_layer(self.rnn, layer, gates, *before.of(number)))
-            output = output + steps[-1][0] if layer.residual else steps[-1][0]
-        cells = tuple(cell for _, cell in steps if cell is not None)
-        return RecurrentState(tuple(hidden for hidden, _ in steps), cells)
+        parameters, source = state.parameters, state.source
+        assert source is not None
+        assert parameters.attention is not None
+        sentences = source.memory.sentences
+        attended = parameters.attention.step(query.view(sentences, -1, query.shape[1]), source.memory, source.past)
+        if len(query) > sentences:  # several hypotheses share a row of the memory
+            context, weights = (part.flatten(0, 1)[:, None] for part in (attended.context, attended.weights))
+            attended = Attended(context, weights, attended.past)
+        context, bias = attended.context.squeeze(1), parameters.context_bias
+        if not parameters.multiplied_memory:
+            context = linear(context, parameters.context, bias)
+        elif bias is not None:
+            context = context + bias
+        C = parameters.context_width
+        if C in (0, context.shape[1]):  # only one of both reads the context: the gradient of a split would cost kernels
+            return attended, context, context
+        into_layers, into_readout = torch.split(context, [C, context.shape[1] - C], dim=1)
+        return attended, into_layers, into_readout
 
-    def _output(self, recurrent: RecurrentState) -> Tensor:
-        """Return the top layer's output (N, H): its state, plus its input if it has a residual connection."""
-        hidden, residual = recurrent.hidden, self.residual
-        return sum(hidden[residual - 1 :], hidden[residual - 2]) if residual else hidden[-1]
+    def _readouts(self, run: "Run", words: Tensor | None, state: DecoderState) -> Tensor:
+        """Return the readouts (B, T, R) that were fed back, or compute the readouts of all steps at once."""
+        if run.readouts is not None:
+            return run.readouts
+        parameters, attended = state.parameters, run.attended
+        context = None if attended is None else linear(attended.context, parameters.context_readout)
+        return self._read_out(run.outputs, context, words, parameters)
 
-    def _decoded(self, readouts: Tensor, attended: Attended | None, state: DecoderState) -> Decoded:
-        """Add the lexical model to readouts (B, T, R) and predict from them."""
-        if attended is None:
-            return Decoded(readouts, Readouts(readouts))
-        readouts = self._add_lexical(readouts, attended.weights, state)
-        return Decoded(readouts, self._predict(readouts, attended.weights, state), attended)
+    def _read_out(
+        self, output: Tensor, context: Tensor | None, word: Tensor | None, parameters: StepParameters
+    ) -> Tensor:
+        """Compute readouts with dropout: outputs (..., H), what contexts and words add to them (..., P) -> (..., R)."""
+        projected = linear(output, parameters.output, parameters.output_bias)
+        for part in (context, word):
+            projected = projected if part is None else projected + part
+        readout: Tensor = self.dropout(self.readout.activation(projected))
+        return readout
 
     def _predict(self, readouts: Tensor, weights: Tensor | None, state: DecoderState) -> Prediction:
-        """Make the prediction from readouts (B, T, R) and weights (B, T, S).
+        """Make the prediction from readouts (B, T, R), with what the lexical model adds, and weights (B, T, S).
 
         For one step of a search, pass (N, R) and (N, S). With a copy gate, the prediction is then grouped by sentence:
         (B, N / B, ...).
         """
+        if state.parameters.lexical is not None:
+            readouts = self._add_lexical(readouts, weights, state)
         if self.copy is None or weights is None:
             return Readouts(readouts)
         tokens = state.attended_source().tokens
@@ -554,63 +517,40 @@ class Decoder(nn.Module):
         copying: Copying = self.copy(_by_sentence(readouts, len(tokens)), _by_sentence(weights, len(tokens)), tokens)
         return copying
 
-    def _read_out_all(
-        self, outputs: Tensor, attended: Attended | None, embedded: Tensor, state: DecoderState
-    ) -> Tensor:
-        """Compute the readouts of all steps at once: outputs (B, T, H), embeddings (B, T, E) -> (B, T, R)."""
-        context, fixed = None if attended is None else attended.context, state.hypothesis.fixed
-        if fixed is not None:
-            context = fixed[:, None].expand(-1, outputs.shape[1], -1)
-        return self._read_out(outputs, context, embedded, state)
-
-    def _read_out(self, output: Tensor, context: Tensor | None, word: Tensor, state: DecoderState) -> Tensor:
-        """Compute readouts with dropout: outputs (B, T, H), contexts (B, T, M), words (B, T, E) -> (B, T, R).
-
-        For a single step, all shapes lack T.
-        """
-        readout: Tensor = self.dropout(state.products.read_out(output, context, word))
-        return readout
-
     def _add_lexical(self, readouts: Tensor, weights: Tensor | None, state: DecoderState) -> Tensor:
         """Add the lexical model's result to readouts: (B, T, R), weights (B, T, S) -> (B, T, R).
 
         For a single step, all shapes lack T.
         """
-        if state.products.lexical is None or weights is None:
+        lexical = state.parameters.lexical
+        if lexical is None or weights is None:
             return readouts
         words = state.attended_source().words
         assert words is not None
         # `lexical` takes weights (B, T, S). In a search step, T is the number of hypotheses of a sentence, N / B.
-        added: Tensor = state.products.lexical(_by_sentence(weights, len(words)), words)
+        added: Tensor = lexical(_by_sentence(weights, len(words)), words)
         dropped: Tensor = self.dropout(added.view(readouts.shape))
         return readouts + dropped
-
-    def _query(self, query: Tensor, state: DecoderState) -> Attended | None:
-        """Attend with the queries (N, H) of one step, grouped by sentence -> Attended (N, 1, ...).
-
-        Returns None without attention.
-        """
-        attention = state.products.attention
-        if attention is None:
-            return None
-        memory, past = state.attended_source()[:2]
-        # number of hypotheses that share one row of the memory
-        hypotheses = query.shape[0] // memory.sentences
-        attended = attention.step(query.view(memory.sentences, hypotheses, -1), memory, past)
-        if hypotheses == 1:
-            return attended
-        context, weights = (part.flatten(0, 1)[:, None] for part in (attended.context, attended.weights))
-        return Attended(context, weights, attended.past)
 
 
 class DecoderStep(NamedTuple):
     """The result of one step."""
 
+    output: Tensor  # (N, H) of the top layer
     attended: Attended | None  # weights and context of this step alone, T = 1
-    context: Tensor | None  # (N, M) context of the attention, or the fixed vector
     readout: Tensor | None  # (N, R) with input feeding; None otherwise, where readouts are computed after the loop
+    context: Tensor | None  # (N, P) what the context of the attention adds to the readout
     state: DecoderState  # state before the next step
     mixture: Mixture | None = None  # prediction of this step, if the next step reads the posterior of this step
+
+
+class Run(NamedTuple):
+    """The result of T steps."""
+
+    outputs: Tensor  # (B, T, H) of the top layer
+    attended: Attended | None = None
+    readouts: Tensor | None = None  # (B, T, R) with input feeding
+    steps: Sequence[DecoderStep] = ()  # the steps, if they were computed one after another
 
 
 def _by_sentence(rows: Tensor, sentences: int) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from nmt.attention.alignment import sample_positions
-from nmt.attention.attention import Attended, Attention, join_steps
+from nmt.attention.attention import Attention, join_steps
 from nmt.attention.normalizers import FirstOrderNormalizer
 from nmt.attention.scores import GeneralScore
 from nmt.model.decoder import (
@@ -22,11 +22,13 @@ from nmt.model.decoder import (
     Infer,
     Inferred,
     Pending,
+    Run,
+    WordProducts,
 )
 from nmt.model.output import Mixture, Output, OutputLayer, Prediction
 from nmt.model.recurrent import Recurrent, run_rnn
 from nmt.ops.draws import Dropout, draw
-from nmt.ops.products import deferring, product, rows, wide
+from nmt.ops.products import deferring, linear, product, rows, wide
 from nmt.ops.trees import join, map_tensors
 
 
@@ -87,37 +89,34 @@ class LatentDecoder(Decoder):
         output: Output | None = None,
         infer: Infer | None = None,
     ) -> Decoded:
-        """See Decoder."""
         assert target is not None
         assert output is not None
-        mixture = inferred = None
+        words, mixture, inferred = self._word_readouts(embedded, state), None, None
         if self.stepped:
             layer = output.layer()
-            steps = self._run_steps(embedded, state, lambda t, state: self.observe(state, target[:, t], layer))
-            attended, outputs = join_steps([step.attended for step in steps if step.attended]), self._outputs(steps)
-            readouts = self._readouts(steps, attended, embedded, state)
+            run = self._run_steps(embedded, words, state, lambda t, state: self.observe(state, target[:, t], layer))
             if self.latent.observed:
-                mixture = Mixture(*join([step.mixture.parts for step in steps if step.mixture is not None], 1))
+                mixture = Mixture(*join([step.mixture.parts for step in run.steps if step.mixture is not None], 1))
         elif self.latent.observed:
-            outputs, attended, mixture = self._filter(embedded, state, target, output.layer())
-            readouts = self._read_out_all(outputs, attended, embedded, state)
+            run, mixture = self._filter(embedded, words, state, target, output.layer())
         else:
-            outputs, fused = self._run_fused(embedded, state)
-            assert fused is not None
-            attended, readouts = fused, self._read_out_all(outputs, fused, embedded, state)
+            run = self._run_fused(embedded, state)
+        readouts, attended = self._readouts(run, words, state), run.attended
+        assert attended is not None
         if infer is not None:
             inferred = infer(attended.weights)
-            mixture, _ = self._mix(outputs, inferred.weights, embedded, state, averages_losses=True)
+            mixture, _ = self._mix(run.outputs, inferred.weights, words, state, averages_losses=True)
         if mixture is None:
-            mixture, _ = self._mix(outputs, attended.weights, embedded, state)
-        readouts = self._add_lexical(readouts, attended.weights, state)
+            mixture, _ = self._mix(run.outputs, attended.weights, words, state)
+        if state.parameters.lexical is not None:
+            readouts = self._add_lexical(readouts, attended.weights, state)
         return Decoded(readouts, mixture, attended, inferred)
 
     def _filter(
-        self, embedded: Tensor, state: DecoderState, target: Tensor, output: OutputLayer
-    ) -> tuple[Tensor, Attended, Mixture]:
+        self, embedded: Tensor, words: Tensor | None, state: DecoderState, target: Tensor, output: OutputLayer
+    ) -> tuple[Run, Mixture]:
         """Attend step by step, where each step reads the posterior of the previous step's position (the forward
-        algorithm, if positions are states of a hidden Markov model) -> outputs (B, T, H), attention, mixture.
+        algorithm, if positions are states of a hidden Markov model).
 
         The decoder's states depend on words alone. So the probabilities of all tokens from all positions are computed
         before the loop over steps.
@@ -126,7 +125,7 @@ class LatentDecoder(Decoder):
         memory, past = state.attended_source()[:2]
         B, T, S = *target.shape, memory.valid.shape[1]
         everywhere = memory.valid[:, None].expand(B, T, S).to(hidden.dtype)
-        mixture, _ = self._mix(hidden, everywhere, embedded, state)
+        mixture, _ = self._mix(hidden, everywhere, words, state)
         log_probs = mixture.before_last().token_log_probs(output, target[:, 1:])
         steps, memory = [], memory.shared()
         with deferring(self.attention):
@@ -137,18 +136,16 @@ class LatentDecoder(Decoder):
                     weighted = Mixture(mixture.readouts, steps[-1].weights, mixture.positions)
                     past = past.corrected(self._posterior(weighted, log_probs[:, t : t + 1])[:, 0])
         attended = join_steps(steps)
-        return hidden, attended, Mixture(mixture.readouts, attended.weights, mixture.positions)
+        return Run(hidden, attended), Mixture(mixture.readouts, attended.weights, mixture.positions)
 
-    def step(self, word: Tensor, state: DecoderState) -> tuple[Prediction, Tensor | None, DecoderState]:
-        """See Decoder. The prediction is a mixture grouped by sentence."""
-        step = self._decode_step(state.products.word_gates(word, state.hypothesis.fixed), word, state)
+    def step(self, word: WordProducts, state: DecoderState) -> tuple[Prediction, Tensor | None, DecoderState]:
+        step = self._decode_step(word, state)
         assert step.attended is not None
         weights = step.attended.weights[:, 0]
-        mixture = step.mixture or self._mix(self._output(step.state.hypothesis.recurrent), weights, word, state)[0]
-        return mixture, weights, step.state
+        return step.mixture or self._mix(step.output, weights, word.readout, state)[0], weights, step.state
 
     def observe(self, state: DecoderState, tokens: Tensor, output: OutputLayer) -> DecoderState:
-        """See Decoder. Compute the posterior of the previous step's position given the previous token. It replaces the
+        """Compute the posterior of the previous step's position given the previous token. It replaces the
         weights of that step where later steps read them (Shankar and Sarawagi 2019, eq. 3 to 5)."""
         pending = state.hypothesis.pending
         if pending is None:
@@ -171,7 +168,7 @@ class LatentDecoder(Decoder):
     def posterior(
         self, decoded: Decoded, embedded: Tensor, state: DecoderState, target: Tensor, counted: Tensor, output: Output
     ) -> Tensor | None:
-        """See Decoder. Compute p(s_t | y_1 ... y_t) of the position s_t of each step, or p(s_t | y_1 ... y_T) if the
+        """Compute p(s_t | y_1 ... y_t) of the position s_t of each step, or p(s_t | y_1 ... y_T) if the
         positions are the states of a hidden Markov model."""
         posterior, prior = super().posterior(decoded, embedded, state, target, counted, output), decoded.weights
         if not self.chain or state.attended_source().memory.steering is not None:
@@ -204,35 +201,34 @@ class LatentDecoder(Decoder):
         posterior = mixture.posterior(log_probs)
         return torch.lerp(posterior, mixture.weights.to(posterior.dtype), self.latent.prior_share)
 
-    def _decode_step(self, gates: Tensor, word: Tensor, state: DecoderState) -> DecoderStep:
-        step = super()._decode_step(gates, word, state)
+    def _decode_step(self, word: WordProducts, state: DecoderState) -> DecoderStep:
+        step = super()._decode_step(word, state)
         if not self.latent.observed:
             return step
         assert step.attended is not None
-        hypothesis = step.state.hypothesis
-        mixture, partial = self._mix(self._output(hypothesis.recurrent), step.attended.weights[:, 0], word, state)
+        mixture, partial = self._mix(step.output, step.attended.weights[:, 0], word.readout, state)
         pending = Pending(*map_tensors(lambda part: part.flatten(0, 1), mixture.parts), partial)
-        state = step.state._replace(hypothesis=hypothesis._replace(pending=pending))
+        state = step.state._replace(hypothesis=step.state.hypothesis._replace(pending=pending))
         return step._replace(mixture=mixture, state=state)
 
     def _mix(
-        self, output: Tensor, weights: Tensor, word: Tensor, state: DecoderState, averages_losses: bool = False
+        self, output: Tensor, weights: Tensor, word: Tensor | None, state: DecoderState, averages_losses: bool = False
     ) -> tuple[Mixture, Tensor]:
-        """Mix the readouts of source positions: outputs (B, T, H), weights (B, T, S), words (B, T, E) -> Mixture.
+        """Mix the readouts of source positions: outputs (B, T, H), weights (B, T, S), what words add to the readouts
+        (B, T, P) -> Mixture, and the readouts before their activation, without a context (B * T, P).
 
-        For one step of a search, pass rows (N, ...) grouped by sentence. averages_losses: see `Mixture`. Also returns
-        the result of `read_out_partly`, (B * T, P).
+        For one step of a search, pass rows (N, ...) grouped by sentence. averages_losses: see `Mixture`.
         """
-        source = state.attended_source()
+        source, parameters = state.attended_source(), state.parameters
         assert source.contexts is not None
-        B = source.contexts.shape[0]
-        output, weights, word = (part.reshape(B, -1, part.shape[-1]) for part in (output, weights, word))
-        partial = state.products.read_out_partly(output, word)  # (B, T, P)
+        partial = linear(output, parameters.output, parameters.output_bias)
+        partial = partial if word is None else partial + word
+        partial, weights = (part.reshape(len(source.contexts), -1, part.shape[-1]) for part in (partial, weights))
         strongest, positions = self.latent.strongest(weights)
         readouts: Tensor = self.dropout(self.readout.activation(_of_positions(partial, source.contexts, positions)))
-        if state.products.lexical is not None:
+        if parameters.lexical is not None:
             assert source.words is not None
-            words = state.products.lexical.of_attended(source.words)  # (B, S, R), where R = E
+            words = parameters.lexical.of_attended(source.words)  # (B, S, R), where R = E
             added = _of_positions(words.new_zeros(*partial.shape[:2], 1), words, positions)
             readouts = readouts + self.dropout(added.expand_as(readouts))
         return Mixture(readouts, strongest, positions, averages_losses), partial.flatten(0, 1)

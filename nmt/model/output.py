@@ -55,24 +55,8 @@ class Readout(nn.Module):
         self.kind, self.dim = kind, readout_dim
         word_dim = 0 if kind == "attentional" else word_dim
         width = readout_dim * (2 if kind == "maxout" else 1)
-        self.sizes = (state_dim, context_dim, word_dim)  # widths of s, c and y; 0 for c or y if it is not read
+        self.sizes = [state_dim, context_dim, word_dim]  # widths of s, c and y; 0 for c or y if it is not read
         self.proj = Linear(sum(self.sizes), width)
-
-    def forward(self, state: Tensor, context: Tensor | None, word: Tensor) -> Tensor:
-        """Compute the readout: outputs (..., H), contexts (..., M) or None, words (..., E) -> (..., R)."""
-        parts = [state]
-        if context is not None:
-            parts.append(context)
-        if self.kind != "attentional":
-            parts.append(word)
-        projected: Tensor = self.proj(torch.cat(parts, dim=-1))
-        return self.activation(projected)
-
-    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Split W into its columns for output and word (P, H + E) and for the context (P, M); the bias (P,) is in
-        between."""
-        of_state, of_context, of_word = torch.split(self.proj.weight, list(self.sizes), dim=1)
-        return torch.cat([of_state, of_word], dim=1), self.proj.bias, of_context.contiguous()
 
     def activation(self, projected: Tensor) -> Tensor:
         """Apply the activation to the product with W: (..., P) -> (..., R), where P is 2 R for maxout and else R."""
@@ -169,6 +153,7 @@ class Prediction(ABC):
 
     readouts: Tensor  # (B, T, R), or (B, T, K, R) in a mixture
 
+    @abstractmethod
     def loss(
         self, output: OutputLayer, targets: Tensor, pad: int, criterion: Criterion, *by_position: Tensor
     ) -> OutputLoss:
@@ -177,14 +162,6 @@ class Prediction(ABC):
         The prediction may hold C passes over the batch: it has C * B rows for targets int64 (B, T). by_position:
         further tensors (B * T, ...) that the criterion reads after the targets.
         """
-        counted = (targets != pad).flatten()
-        total, terms = self._loss(output, targets, counted, criterion, (targets.flatten(), *by_position))
-        return OutputLoss(total, {name: term.view(targets.shape) for name, term in terms.items()})
-
-    @abstractmethod
-    def _loss(
-        self, output: OutputLayer, targets: Tensor, counted: Tensor, criterion: Criterion, others: tuple[Tensor, ...]
-    ) -> OutputLoss: ...
 
     @abstractmethod
     def logits(self, output: OutputLayer) -> Tensor:
@@ -216,12 +193,12 @@ class Readouts(Prediction):
 
     readouts: Tensor  # (B, T, R)
 
-    def _loss(
-        self, output: OutputLayer, targets: Tensor, counted: Tensor, criterion: Criterion, others: tuple[Tensor, ...]
+    def loss(
+        self, output: OutputLayer, targets: Tensor, pad: int, criterion: Criterion, *by_position: Tensor
     ) -> OutputLoss:
         passes = len(self.readouts) // len(targets)
         operands = output.operands(self.readouts.reshape(passes, targets.numel(), -1))
-        return output_loss(*operands, counted, criterion, *others)
+        return output_loss(*operands, targets != pad, criterion, targets.flatten(), *by_position)
 
     def logits(self, output: OutputLayer) -> Tensor:
         return output.logits(self.readouts)
@@ -257,14 +234,15 @@ class Mixture(Prediction):
         """Return readouts, weights and positions."""
         return self.readouts, self.weights, self.positions
 
-    def _loss(
-        self, output: OutputLayer, targets: Tensor, counted: Tensor, criterion: Criterion, others: tuple[Tensor, ...]
+    def loss(
+        self, output: OutputLayer, targets: Tensor, pad: int, criterion: Criterion, *by_position: Tensor
     ) -> OutputLoss:
         passes, K = len(self.weights) // len(targets), self.weights.shape[2]
         operands = output.operands(self.readouts.reshape(passes, targets.numel(), K, -1))
         mixed = mean_over_mixture(criterion) if self.averages_losses else of_mixture(criterion)
         weights = self.weights.reshape(passes, -1, K)
-        return output_loss(*operands, counted, mixed, *others, shares=weights, layout=SeveralRows)
+        inputs = targets.flatten(), *by_position
+        return output_loss(*operands, targets != pad, mixed, *inputs, shares=weights, layout=SeveralRows)
 
     def logits(self, output: OutputLayer) -> Tensor:
         B, T, _ = self.weights.shape
@@ -314,14 +292,15 @@ class Copying(Prediction):
     shares: Tensor  # (B, T, 1 + S) share of the output layer's distribution and of each source token; a row sums to 1
     source: Tensor  # int64 (B, S) source tokens; a token that cannot be copied has share 0 and is replaced by 0
 
-    def _loss(
-        self, output: OutputLayer, targets: Tensor, counted: Tensor, criterion: Criterion, others: tuple[Tensor, ...]
+    def loss(
+        self, output: OutputLayer, targets: Tensor, pad: int, criterion: Criterion, *by_position: Tensor
     ) -> OutputLoss:
         B, T = targets.shape
         rows, shares = (part.reshape(-1, B * T, part.shape[-1]) for part in (self.readouts, self.shares))
         sentences = torch.arange(B, device=targets.device).repeat_interleave(T)
         mixed = with_copies(criterion, self.source[:B])  # all passes have the same source tokens
-        return output_loss(*output.operands(rows), counted, mixed, sentences, *others, shares=shares)
+        inputs = sentences, targets.flatten(), *by_position
+        return output_loss(*output.operands(rows), targets != pad, mixed, *inputs, shares=shares)
 
     def logits(self, output: OutputLayer) -> Tensor:
         tokens = self.source[:, None].expand(-1, self.readouts.shape[1], -1)

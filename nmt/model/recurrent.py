@@ -53,8 +53,6 @@ class PreparedLayer(NamedTuple):
 
     def deferred(self) -> Self:
         """Return the layer for a loop over steps, which defer the gradients of its parameters."""
-        if not isinstance(self.weight_ih, Tensor) or not isinstance(self.weight_hh, Tensor):
-            return self  # packed for a search, which has no gradients
         weight_ih, bias_ih = defer(self.weight_ih, self.bias_ih)
         weight_hh, bias_hh = defer(self.weight_hh, self.bias_hh)
         return self._replace(weight_ih=weight_ih, weight_hh=weight_hh, bias_ih=bias_ih, bias_hh=bias_hh)
@@ -66,22 +64,14 @@ def prepare_layers(rnn: Recurrent, residual: int = 0, below: int = 0) -> list[Pr
     residual: number of the first layer whose input is added to its output, counted from 1 (Wu et al. 2016, 3.1), or 0
     for none; below: the number of layers below this network.
     """
-    ways = ("", "_reverse")[: 1 + rnn.bidirectional]
-
-    def parameter(name: str, number: int) -> Tensor:
-        directions = [in_autocast_dtype(getattr(rnn, f"{name}_l{number}{way}")) for way in ways]
-        return torch.stack(directions) if rnn.bidirectional else directions[0]
-
-    return [
-        PreparedLayer(
-            parameter("weight_ih", number),
-            parameter("weight_hh", number),
-            parameter("bias_ih", number),
-            parameter("bias_hh", number),
-            residual=0 < residual <= below + number + 1,
-        )
-        for number in range(rnn.num_layers)
-    ]
+    layers, ways = [], ("", "_reverse")[: 1 + rnn.bidirectional]
+    for number in range(rnn.num_layers):
+        parameters = []
+        for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
+            directions = [in_autocast_dtype(getattr(rnn, f"{name}_l{number}{way}")) for way in ways]
+            parameters.append(torch.stack(directions) if rnn.bidirectional else directions[0])
+        layers.append(PreparedLayer._make([*parameters, 0 < residual <= below + number + 1]))
+    return layers
 
 
 def step_layer(rnn: Recurrent, layer: PreparedLayer, gates: Tensor, hidden: Tensor, cell: Tensor | None) -> LayerState:
@@ -267,13 +257,9 @@ def _run_layer(
     if order is None:
         return outputs, RecurrentState((hidden[-1],), () if cell is None else (cell[-1],))
     outputs = (outputs * order.valid).contiguous()
-    return outputs, RecurrentState(*(() if part is None else _last(part, order) for part in (hidden, cell)))
-
-
-def _last(states: Tensor, order: _Order) -> tuple[Tensor, ...]:
-    """Take the states at the end of each sentence: (T, B, H) or (D, T, B, H) -> D x (B, H)."""
-    t, b = order.last
-    return states[:, t, b].unbind(0) if states.dim() == 4 else (states[t, b],)  # noqa: PLR2004
+    steps, rows = order.last
+    last = (() if part is None else part.view(D, T, B, -1)[:, steps, rows].unbind(0) for part in (hidden, cell))
+    return outputs, RecurrentState(*last)
 
 
 def _run_torch(

@@ -124,19 +124,13 @@ class Seq2Seq(nn.Module):
                 if isinstance(module, SoftmaxNormalizer):
                     module.with_log_weights = True
 
-    def encode(self, source: Tensor, lengths: Tensor) -> DecoderState:
+    def encode(self, source: Tensor, lengths: Tensor, embedded: Tensor | None = None) -> DecoderState:
         """Encode source tokens int64 (B, S) with lengths int64 (B,) -> the decoder's initial state.
 
-        The lengths are on the CPU, or on the GPU for a CUDA graph.
+        The lengths are on the CPU, or on the GPU for a CUDA graph. embedded: (B, S, E) takes the place of the tokens'
+        embeddings; then only a copy gate reads the tokens.
         """
-        return self.encode_embedded(self.source_embedding(source), lengths, source)
-
-    def encode_embedded(self, embedded: Tensor, lengths: Tensor, source: Tensor) -> DecoderState:
-        """Encode embedded source tokens (B, S, E) with lengths int64 (B,) -> the decoder's initial state.
-
-        source: int64 (B, S) the tokens, which a copy gate may copy.
-        """
-        words = self.dropout(embedded)
+        words = self.dropout(self.source_embedding(source) if embedded is None else embedded)
         encoded = self.encoder(words, lengths)
         return self.decoder.start(self.bridge(encoded.summary), encoded, self.decoder.prepare(), source, words)
 
@@ -149,7 +143,7 @@ class Seq2Seq(nn.Module):
 
     def decode(self, target: Tensor, state: DecoderState, target_out: Tensor | None = None) -> Decoded:
         """Teacher-force from the state before the first step. The other arguments are those of `forward`."""
-        embedded = self._embed_target(target)
+        embedded = self.dropout(self.target_embedding(target))
         infer: Infer | None = None
         if self.inference is not None and target_out is not None:
             infer = partial(self._infer, target_out, state)
@@ -160,7 +154,7 @@ class Seq2Seq(nn.Module):
         """Run the inference network: y_1 ... y_T int64 (B, T), prior (B, T, S) -> distribution q over positions."""
         assert self.inference is not None
         lengths = target_out.ne(int(self.target_embedding.padding_idx or 0)).sum(1)
-        embedded = self._embed_target(target_out)
+        embedded = self.dropout(self.target_embedding(target_out))
         inferred: Inferred = self.inference(embedded, lengths, state.attended_source().memory.values, prior)
         return inferred
 
@@ -187,26 +181,10 @@ class Seq2Seq(nn.Module):
         state = self.encode(source, lengths)
         state = state if steering is None else state.steered(steering)
         decoded = self.decode(target_in, state.detailed() if detailed else state)
-        embedded, counted = self._embed_target(target_in), target_out != pad
+        embedded, counted = self.dropout(self.target_embedding(target_in)), target_out != pad
         weights = self.decoder.posterior(decoded, embedded, state, target_out, counted, self.output)
         detail = None if decoded.attention is None else decoded.attention.detail
         return Forced(self.log_probs(decoded.prediction, target_out, pad), weights, detail)
-
-    def step(self, tokens: Tensor, state: DecoderState) -> StepOutput[DecoderState]:
-        """Predict the next token from the previous tokens, int64 (N,).
-
-        A search does not call this method: it prepares the model first, see nmt.translate.prepared_model.
-        """
-        layer = self.output.layer()
-        prediction, weights, state = self.decoder.step(
-            self._embed_target(tokens), self.decoder.observe(state, tokens, layer)
-        )
-        return StepOutput(prediction.logits(layer).flatten(0, -2), weights, state)
-
-    def _embed_target(self, tokens: Tensor) -> Tensor:
-        """Embed tokens with dropout: int64 (...) -> (..., E)."""
-        embedded: Tensor = self.dropout(self.target_embedding(tokens))
-        return embedded
 
 
 def _negative_log_likelihood(logits: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -216,20 +194,17 @@ def _negative_log_likelihood(logits: Tensor, targets: Tensor) -> tuple[Tensor, d
 
 
 class EnsembleState(NamedTuple):
-    """The states of the models' decoders."""
+    """The states of the models' decoders; for the methods see DecoderState."""
 
     members: tuple[DecoderState, ...]
 
     def steered(self, steering: Steering) -> Self:
-        """See DecoderState.steered."""
         return self._replace(members=tuple(member.steered(steering) for member in self.members))
 
     def select(self, index: Tensor) -> Self:
-        """Take rows; see `State`."""
         return self._replace(members=tuple(member.select(index) for member in self.members))
 
     def branch(self, index: Tensor, sentences: Tensor | None) -> Self:
-        """Reorder hypotheses; see `State`."""
         return self._replace(members=tuple(member.branch(index, sentences) for member in self.members))
 
 

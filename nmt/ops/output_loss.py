@@ -50,7 +50,8 @@ class OutputLoss(NamedTuple):
     """The result of a criterion at all positions, in nats unless the criterion has another unit."""
 
     total: Tensor  # () sum of the criterion's loss over the counted positions; can go backward only once
-    terms: dict[str, Tensor]  # (N,) value of each term to report, 0 at positions that do not count; without gradients
+    # value of each term to report, in the shape of `counted`, 0 at positions that do not count; without gradients
+    terms: dict[str, Tensor]
 
 
 def output_loss(
@@ -66,9 +67,9 @@ def output_loss(
 ) -> OutputLoss:
     """Compute the criterion of the logits W r + b: readouts r (C, N, R), W (V, R), b (V,) -> OutputLoss.
 
-    counted: bool (N,), the positions that count. by_position: tensors (N, ...); the criterion gets their rows after the
-    logits. shares: None or (C, N, ...); the criterion gets the rows of `shares` between the logits and the rows of
-    `by_position`. Gradients go to readouts, weight, bias and shares.
+    counted: bool, N elements of any shape, the positions that count. by_position: tensors (N, ...); the criterion gets
+    their rows after the logits. shares: None or (C, N, ...); the criterion gets the rows of `shares` between the logits
+    and the rows of `by_position`. Gradients go to readouts, weight, bias and shares.
 
     layout: SeveralRows if each position has K readouts (C, N, K, R) with mixture weights `shares` (C, N, K). Then the
     criterion must come from `of_mixture`, which mixes probabilities, or from `mean_over_mixture`, which mixes losses.
@@ -87,6 +88,7 @@ class Rows:
 
     def __init__(self, readouts: Tensor, shares: Tensor | None, counted: Tensor, differentiate: bool) -> None:
         self.readouts, self.shares, self.counted = readouts, shares, counted
+        self.layout: tuple[Mixing, ...] = ()  # what the criterion of a part gets after its leaves
         self.per_position = len(readouts)  # number of rows for each position: C
         inputs = (readouts, shares) if differentiate else ()
         self.gradients = tuple(torch.empty_like(tensor) for tensor in inputs if tensor is not None)
@@ -102,12 +104,6 @@ class Rows:
         from the logits (m, V) of the chunk, and the part's shares, if there are any."""
         wide = logits.view(self.per_position, -1, logits.shape[-1])[:, part].to(self.dtype)
         return (wide,) if self.shares is None else (wide, self.shares[:, self._positions(part)])
-
-    def evaluate(
-        self, criterion: Criterion, leaves: list[Tensor], part: slice, others: tuple[Tensor, ...]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Compute the criterion's loss (n,) and terms (n,) for a part of the chunk."""
-        return criterion(*leaves, *others)
 
     def store(self, logits: Tensor, part: slice, gradients: tuple[Tensor, ...]) -> None:
         """Overwrite the logits of a part by their gradient, and store the gradient of its shares."""
@@ -142,14 +138,14 @@ class _ChunkedLoss(torch.autograd.Function):
         inputs = (readouts, weight, bias) if shares is None else (readouts, weight, bias, shares)
         ctx.like = [(tensor.shape, tensor.dtype) for tensor in inputs]
         dtype = wide_dtype(weight.dtype)
-        factors = counted.to(dtype)
+        factors = counted.flatten().to(dtype)
         total = factors.new_zeros(())
         reported: dict[str, list[Tensor]] = {}
         parameters: list[Tensor] = []  # gradients of weight and bias, empty before the first chunk
         readouts, weight, bias = (in_autocast_dtype(tensor) for tensor in (readouts, weight, bias))
-        rows = layout(readouts, None if shares is None else shares.detach().to(dtype), counted, differentiate)
+        rows = layout(readouts, None if shares is None else shares.detach().to(dtype), counted.flatten(), differentiate)
         columns = rows.per_position * len(weight)
-        for chunk in slices(len(counted), columns, sizes.product):
+        for chunk in slices(len(factors), columns, sizes.product):
             chunk_readouts = rows.start(chunk)
             logits = matmul(chunk_readouts, weight, bias)
             bias_gradient = bias.new_zeros(bias.shape, dtype=dtype)
@@ -158,8 +154,8 @@ class _ChunkedLoss(torch.autograd.Function):
                 positions = slice(chunk.start + part.start, chunk.start + part.stop)
                 leaves = [leaf.detach().requires_grad_(differentiate) for leaf in rows.leaves(logits, part)]
                 with torch.set_grad_enabled(differentiate):
-                    others = tuple(tensor[positions] for tensor in by_position)
-                    loss, named = rows.evaluate(criterion, leaves, part, others)
+                    others = [tensor[positions] for tensor in by_position]
+                    loss, named = criterion(*leaves, *rows.layout, *others)
                 total += (loss.detach() * factors[positions]).sum()
                 for name in named:
                     reported.setdefault(name, []).append(named[name].detach() * factors[positions])
@@ -178,7 +174,7 @@ class _ChunkedLoss(torch.autograd.Function):
                     parameters = new
                 del new
             del logits  # so that the logits of two chunks never exist at once
-        terms.update({name: torch.cat(parts) for name, parts in reported.items()})
+        terms.update({name: torch.cat(parts).view(counted.shape) for name, parts in reported.items()})
         ctx.gradients = (*rows.gradients[:1], *parameters, *rows.gradients[1:])
         return total
 
@@ -243,21 +239,21 @@ def finite_log(probs: Tensor) -> Tensor:
 
 
 class Mixing(NamedTuple):
-    """The mixture weights w of the readouts in a part. The readouts of one position and pass follow each other."""
+    """Which readouts of a part are mixed. The readouts of one position and pass follow each other."""
 
-    shares: Tensor  # (m,) mixture weight of each readout
     owners: Tensor  # (m,) int64: index of the mixture that each readout belongs to, pass * n + position
     size: int  # number of mixtures, C * n
     passes_and_readouts: tuple[int, int] | None  # (C, K) if no readout is left out: then m = n C K, in this order
 
-    def sum(self, values: Tensor) -> Tensor:
-        """Compute sum_k w_k v_k of each mixture: v (m, d) -> (C * n, d). The dtype stays, even under autocast."""
+    def sum(self, shares: Tensor, values: Tensor) -> Tensor:
+        """Compute sum_k w_k v_k of each mixture: mixture weights w (m,), v (m, d) -> (C * n, d). The dtype stays, even
+        under autocast."""
         with torch.autocast(values.device.type, enabled=False):
             if self.passes_and_readouts is None:
-                matrix = self.shares.new_zeros(self.size, len(self.shares))
-                return matrix.index_put((self.owners, torch.arange(len(self.shares))), self.shares) @ values
+                matrix = shares.new_zeros(self.size, len(shares))
+                return matrix.index_put((self.owners, torch.arange(len(shares))), shares) @ values
             C, K = self.passes_and_readouts
-            sums = torch.bmm(self.shares.view(-1, 1, K), values.view(-1, K, values.shape[1]))
+            sums = torch.bmm(shares.view(-1, 1, K), values.view(-1, K, values.shape[1]))
             return sums.view(-1, C, values.shape[1]).transpose(0, 1).flatten(0, 1)
 
     def groups(self, values: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
@@ -271,16 +267,16 @@ class Mixing(NamedTuple):
 
 
 MixedCriterion = Callable[..., tuple[Tensor, dict[str, Tensor]]]
-"""Computes what a Criterion computes, but from the logits (m, V) of all readouts of n positions, a Mixing, which says
-how to mix the readouts, and the further tensors (n, ...)."""
+"""Computes what a Criterion computes, but from the logits (m, V) of all readouts of n positions, their mixture weights
+(m,), a Mixing, which says what they mix, and the further tensors (n, ...)."""
 
 
 def of_mixture(criterion: Criterion) -> MixedCriterion:
     """Make a criterion of mixtures, which gives log sum_k w_k p_k to `criterion` as logits (already normalised), where
     p_k are the probabilities from readout k and w_k its mixture weight."""
 
-    def mixed(logits: Tensor, mixing: Mixing, *others: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        probs: Tensor = _MeanOfSoftmax.apply(logits, mixing.shares, mixing)  # type: ignore[no-untyped-call]
+    def mixed(logits: Tensor, shares: Tensor, mixing: Mixing, *others: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        probs: Tensor = _MeanOfSoftmax.apply(logits, shares, mixing)  # type: ignore[no-untyped-call]
         return criterion(finite_log(probs).view(-1, len(others[0]), logits.shape[-1]), *others)
 
     return mixed
@@ -289,9 +285,9 @@ def of_mixture(criterion: Criterion) -> MixedCriterion:
 def mean_over_mixture(criterion: Criterion) -> MixedCriterion:
     """Make a criterion of mixtures, which computes sum_k w_k criterion(logits_k). It takes a single pass (C = 1)."""
 
-    def mean(logits: Tensor, mixing: Mixing, *others: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def mean(logits: Tensor, shares: Tensor, mixing: Mixing, *others: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         loss, terms = criterion(wide(logits)[None], *(tensor[mixing.owners] for tensor in others))
-        means = mixing.sum(torch.stack([loss, *terms.values()], dim=1)).unbind(1)
+        means = mixing.sum(shares, torch.stack([loss, *terms.values()], dim=1)).unbind(1)
         return means[0], dict(zip(terms, means[1:], strict=True))
 
     return mean
@@ -308,7 +304,7 @@ class _MeanOfSoftmax(torch.autograd.Function):
         probs = logits.softmax(-1, dtype=wide_dtype(logits.dtype))
         ctx.save_for_backward(probs, shares)
         ctx.mixing, ctx.dtype = mixing, logits.dtype
-        return mixing.sum(probs)
+        return mixing.sum(shares, probs)
 
     @staticmethod
     @once_differentiable
@@ -356,16 +352,11 @@ class SeveralRows(Rows):
         return self.readouts.index_select(0, self.places)
 
     def leaves(self, logits: Tensor, part: slice) -> tuple[Tensor, ...]:
-        rows = self._rows(part)
-        return logits[rows], self.flat_shares.index_select(0, self.places[rows])
-
-    def evaluate(
-        self, criterion: MixedCriterion, leaves: list[Tensor], part: slice, others: tuple[Tensor, ...]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        logits, shares = leaves
-        owners, size = self.owners[self._rows(part)], part.stop - part.start
+        rows, size = self._rows(part), part.stop - part.start
+        owners = self.owners[rows]
         owners = owners // self.n * size + owners % self.n - part.start
-        return criterion(logits, Mixing(shares, owners, len(self.shares) * size, self.complete), *others)
+        self.layout = (Mixing(owners, len(self.shares) * size, self.complete),)
+        return logits[rows], self.flat_shares.index_select(0, self.places[rows])
 
     def store(self, logits: Tensor, part: slice, gradients: tuple[Tensor, ...]) -> None:
         rows = self._rows(part)

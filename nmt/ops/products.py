@@ -76,32 +76,29 @@ class Uses:
     """Holds what the uses of deferred tensors share: during a backward pass, their `Sums`."""
 
     converted: Any = None  # what the uses compute from the tensors once; at first None
-    _sums: dict[type[Sums], Any] = field(default_factory=dict)
-    _pass: int = -1  # number of the backward pass that the sums belong to
+    made: dict[type[Sums], Any] = field(default_factory=dict)  # the sums of each kind of use
+    task: int = -1  # number of the backward pass that the sums belong to
 
     def sums(self, kind: type[SumsT], make: Callable[[], SumsT]) -> SumsT:
         """Return the sums of this kind; the first use makes them. Those of an earlier backward pass are discarded:
         torch.autograd.grad may reach uses without the tensors themselves."""
-        if (current := torch._C._current_graph_task_id()) != self._pass:
-            self._sums, self._pass = {}, current
-        if kind not in self._sums:
-            self._sums[kind] = make()
-        sums: SumsT = self._sums[kind]
+        if (current := torch._C._current_graph_task_id()) != self.task:
+            self.made, self.task = {}, current
+        if kind not in self.made:
+            self.made[kind] = make()
+        sums: SumsT = self.made[kind]
         return sums
 
-    def gradients(self) -> list[tuple[Tensor | None, ...]]:
-        """Return the gradients of each kind of use in this backward pass, and forget the sums."""
-        made = self._sums.values() if self._pass == torch._C._current_graph_task_id() else ()
-        self._sums = {}
-        return [sums.gradients() for sums in made]
 
-
-def defer(*tensors: Tensor | None, cast: bool = True) -> Any:  # noqa: ANN401
+def defer(*tensors: Weight | None, cast: bool = True) -> Any:  # noqa: ANN401
     """Return tensors of the same values, as a tuple. Uses of the first one by `linear`, `product`, `rows` or
     `additive_energies` defer the gradients of all; other uses have their ordinary gradients.
 
-    cast: convert the tensors to the dtype of products under autocast.
+    cast: convert the tensors to the dtype of products under autocast. Packed weights, which have no gradients, and None
+    are returned as they are.
     """
+    if not isinstance(tensors[0], Tensor):
+        return tensors
     uses = Uses()
     deferred = _Defer.apply(uses, cast, *tensors)  # type: ignore[no-untyped-call]
     deferred[0].uses = uses
@@ -130,9 +127,11 @@ class _Defer(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        totals = list(grads)
-        for gradients in ctx.uses.gradients():
-            for number, (total, gradient) in enumerate(zip(totals, gradients, strict=False)):
+        totals, uses = list(grads), ctx.uses
+        made = uses.made.values() if uses.task == torch._C._current_graph_task_id() else ()
+        uses.made = {}
+        for sums in made:
+            for number, (total, gradient) in enumerate(zip(totals, sums.gradients(), strict=False)):
                 totals[number] = gradient if total is None else total if gradient is None else total + gradient
         typed = zip(totals, ctx.dtypes, strict=True)
         return None, None, *(None if total is None or dtype is None else total.to(dtype) for total, dtype in typed)
@@ -262,13 +261,6 @@ class _Products:
         return self.total
 
 
-class _OperandProducts(_Products):
-    """The same for the operand A of x A, which is W'."""
-
-    def gradients(self) -> tuple[Tensor, ...]:  # type: ignore[override]
-        return (super().gradients()[0].mT,)
-
-
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, uses: Uses) -> Tensor:  # noqa: ANN401
@@ -300,7 +292,7 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         inputs, operand = ctx.saved_tensors
         if ctx.needs_input_grad[1]:
-            ctx.uses.sums(_OperandProducts, _OperandProducts).add(inputs, grad)
+            ctx.uses.sums(_Products, _Products).add(grad, inputs)  # A is W', so that inputs and gradients swap roles
         return (grad @ operand.mT).to(ctx.dtype) if ctx.needs_input_grad[0] else None, None, None
 
 

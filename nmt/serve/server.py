@@ -99,7 +99,7 @@ class Guard:
         except ValueError:
             name = None
         if rules.hosts is not None and name not in rules.hosts:
-            raise HTTPException(400, f"this service is not called {host[:100]!r}")
+            raise HTTPException(400, f"Host: {host[:100]!r} is not a name of this service; see its option hosts")
         origin = headers.get("origin")  # the text "null" if the page hides its origin
         if origin is not None and origin.partition("://")[2] != host:
             raise HTTPException(403, "a page of another site may not use this service")

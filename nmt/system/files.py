@@ -113,12 +113,12 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
     write_atomically(path, "".join(f"{line}\n" for line in lines).encode("utf-8"))
 
 
-def folders_with(folder: Path, *names: str) -> list[Path]:
-    """Find the folders, at any depth in a folder, that have a file of one of these names, sorted by path.
+def walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:
+    """Yield the folders at any depth in a folder, itself included, each with the names of its files.
 
-    Links to folders are followed, as users collect runs by links. Each folder is entered once, whatever leads to it.
+    Follows links to folders, as users collect runs and corpora by links. Enters each folder once, whatever leads to it.
     """
-    found, entered, roots = [], set(), [folder]
+    entered, roots = set(), [folder]
     for root in roots:  # links are appended, so that a folder has its own path rather than that of a link to it
         for parent, folders, files in os.walk(root):
             status = os.stat(parent)
@@ -127,9 +127,13 @@ def folders_with(folder: Path, *names: str) -> list[Path]:
                 continue
             entered.add((status.st_dev, status.st_ino))
             roots += [path for name in sorted(folders) if (path := Path(parent, name)).is_symlink()]
-            if not set(names).isdisjoint(files):
-                found.append(Path(parent))
-    return sorted(found)
+            yield Path(parent), files
+
+
+def folders_with(folder: Path, *names: str) -> list[Path]:
+    """Find the folders, at any depth in a folder, that have a file of one of these names, sorted by path. Follows
+    links as `walk` does."""
+    return sorted(parent for parent, files in walk(folder) if not set(names).isdisjoint(files))
 
 
 def short_name(text: str, longest: int) -> str:

@@ -2,7 +2,7 @@
 
 Begin with `job.py` (prepare, build, fit, evaluate), then `trainer.py` (a single update) and `loop.py` (logging,
 validation and checkpoints between updates). `losses.py` computes the objective, `optimizer.py` has optimizers and
-schedules, `validation.py` scores the validation split, `start.py` loads initial parameters and teachers,
-`checkpoint.py` checks checkpoints and records signals to stop, `journal.py` writes numbers and pictures, and
-`graphs.py` records CUDA graphs.
+schedules, `validation.py` scores the validation split, `initial.py` loads initial weights and teachers, `stopping.py`
+ends a run early, `journal.py` writes numbers and pictures, `corpus_report.py` reports on the corpus, and `graphs.py`
+records CUDA graphs. `dry_run.py` times a run before it is made.
 """

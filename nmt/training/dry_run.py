@@ -6,7 +6,6 @@ import resource
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -80,8 +79,13 @@ def _time_updates(trainer: Trainer, seconds: float) -> tuple[float, float]:
 
     The first two updates are on the largest batch, so that memory reaches its peak.
     """
-    candidates = [*trainer.plan[:CANDIDATES]]
-    largest = max(candidates, key=partial(_attention_size, trainer))
+    candidates, split = [*trainer.plan[:CANDIDATES]], trainer.batches.split
+
+    def attention_size(indices: Indices) -> int:
+        """Return B x T x S. Since batches have about equal tokens, the one with most weights takes most memory."""
+        return len(indices) * int(split.source.lengths_of(indices).max()) * int(split.target.lengths_of(indices).max())
+
+    largest = max(candidates, key=attention_size)
     trainer.plan = [largest, largest, *candidates]
     _updates(trainer, 1)  # not timed, because it also allocates the optimizer's state
     one, _ = _updates(trainer, 1)
@@ -93,15 +97,6 @@ def _time_updates(trainer: Trainer, seconds: float) -> tuple[float, float]:
         _updates(trainer, 2 * count)
     spent, tokens = _updates(trainer, count)
     return spent / count, tokens / count
-
-
-def _attention_size(trainer: Trainer, indices: Indices) -> int:
-    """Return B x T x S of a batch: the number of its attention weights.
-
-    All batches have about the same number of tokens, so that the batch with most weights takes most memory.
-    """
-    split = trainer.batches.split
-    return len(indices) * int(split.source.lengths_of(indices).max()) * int(split.target.lengths_of(indices).max())
 
 
 def _updates(trainer: Trainer, count: int) -> tuple[float, int]:
@@ -123,7 +118,7 @@ def _time_validation(setup: Setup) -> float:
     start = max(0, len(split) - PAIRS) // 2
     pairs = np.argsort(split.source.lengths, kind="stable")[start : start + PAIRS]  # around the median source length
     length = int(split.target.lengths_of(pairs).max())
-    lengths = {"min_length": length, "max_length": length}
+    lengths = {"min_length": length, "max_length": length, "max_ratio": length}
     translator.use_search(translator.settings.model_copy(update=lengths))
     setup.validator(pairs)  # not timed, because it also prepares the model for search
     began = time.perf_counter()
@@ -135,8 +130,7 @@ def peak_memory(device: torch.device) -> int:
     """Return the peak memory so far in bytes: the memory reserved by torch on a CUDA GPU, else that of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def cost_report(setup: Setup, costs: Costs, peak: int, ideal: float) -> list[str]:
@@ -146,7 +140,8 @@ def cost_report(setup: Setup, costs: Costs, peak: int, ideal: float) -> list[str
     """
     trainer, splits, config = setup.trainer, setup.corpus.splits, setup.job.config
     epoch, total = len(trainer.batches.epoch(0)), trainer.total_steps
-    validations = validations_of(config, epoch, total)
+    interval = config.validation.every * (1 if config.validation.unit == "steps" else epoch)
+    validations = math.ceil(total / interval) + (config.training.start_from is not None)
     validation = len(splits["validation"]) * costs.pair
     seconds = costs.preparation + total * costs.update + validations * validation
     seconds += sum(len(split) for split in setup.held_out) * costs.pair
@@ -163,16 +158,6 @@ def cost_report(setup: Setup, costs: Costs, peak: int, ideal: float) -> list[str
         f"epochs: {total / epoch:.3g}, validations: {validations}, and the final evaluation)",
         "dry run: found no errors, and leaves nothing behind",
     ]
-
-
-def validations_of(config: schema.TrainConfig, epoch: int, total: int) -> int:
-    """Count the validations of a run that patience does not end early.
-
-    epoch: number of updates per epoch; total: number of updates of the run.
-    """
-    training, validation = config.training, config.validation
-    interval = validation.every * (1 if validation.unit == "steps" else epoch)
-    return math.ceil(total / interval) + (training.start_from is not None)
 
 
 def duration(seconds: float) -> str:

@@ -25,16 +25,11 @@ from nmt.model.checkpoints import BEST, LAST, load_weights, new_model
 from nmt.system.distributed import Interrupted, ProcessGroup
 from nmt.system.machine import Machine, fair_waiting, tune_memory
 from nmt.system.run import FINISHED, PRUNED, RunDirectory, read_json
-from nmt.training.journal import (
-    Journal,
-    NullJournal,
-    check_packages,
-    log_to_file,
-    save_figures,
-)
+from nmt.training.corpus_report import corpus_report, log_corpus_report
+from nmt.training.initial import InitialWeights, Teachers, load_initial_weights, load_teachers
+from nmt.training.journal import Journal, NullJournal, check_packages, log_to_file, save_figures
 from nmt.training.loop import Observer, Pruned, TrainingLoop
 from nmt.training.losses import Objective
-from nmt.training.start import Start, Teachers, corpus_report, load_start, load_teachers, log_corpus_report
 from nmt.training.trainer import Trainer
 from nmt.training.utilisation import ideal_seconds
 from nmt.training.validation import Validator, pick_samples
@@ -119,7 +114,7 @@ class Inputs(NamedTuple):
 
     corpus: Prepared
     settings: ScoreSettings
-    start: Start | None  # initial parameters from another run; None if they are random or from the last checkpoint
+    initial: InitialWeights | None  # None if the weights are random or those of the last checkpoint
     teachers: Teachers
 
 
@@ -127,7 +122,11 @@ def prepare(job: Job, overrides: Sequence[str], choices: Mapping[str, str]) -> I
     """Claim the run directory, load all that the run needs, record how it starts, and begin its log file."""
     config, run, group = job.config, job.run, job.group
     values = config.model_dump(mode="json")
-    settings = group.everywhere(lambda: _load_scoring(job))
+    # These checks come before anything is written.
+    group.everywhere(lambda: check_packages(config.logger))
+    settings = group.everywhere(
+        lambda: score_settings(config.evaluation, config.data.target_lang, config.validation.monitor)
+    )
     group.on_main(lambda: run.claim(values))
     corpus = group.main_first(lambda: prepare_corpus(config.data, config.tokenizer))
     group.refuse_differences(
@@ -135,22 +134,23 @@ def prepare(job: Job, overrides: Sequence[str], choices: Mapping[str, str]) -> I
     )
     report = group.on_main(lambda: corpus_report(corpus, config, settings))
     resumed = group.on_main(lambda: _can_resume(run))
-    start = None if resumed else group.everywhere(lambda: load_start(config, corpus))
+    initial = None if resumed else group.everywhere(lambda: load_initial_weights(config, corpus))
     recorded = run.first_start().get("teachers", []) if resumed else []
     teachers = group.everywhere(lambda: load_teachers(config, corpus, job.machine, recorded))
 
     record: dict[str, Any] = {"overrides": [*overrides], "choices": choices}
     record["machine"] = {**job.machine.describe(), "processes": group.size}
-    if start is not None:
-        record["start_from"] = start.record
+    if initial is not None:
+        record["start_from"] = initial.record
     if teachers.records:
         record["teachers"] = teachers.records
     group.on_main(lambda: run.begin(values, corpus, report, record))
-    group.everywhere(lambda: _refuse_unshared(run))
+    if group.largest(not run.config.is_file()):
+        raise UserError(f"{run.path}: not on every machine; put the run on a file system that all machines share")
     if group.is_main:
         job.closing.enter_context(log_to_file(run.log))
     log_corpus_report(report)
-    return Inputs(corpus, settings, start, teachers)
+    return Inputs(corpus, settings, initial, teachers)
 
 
 def _can_resume(run: RunDirectory) -> bool:
@@ -166,18 +166,6 @@ def _can_resume(run: RunDirectory) -> bool:
             f"{for_shell('training.start_from', str(run.path))}, or delete it"
         )
     return exists
-
-
-def _load_scoring(job: Job) -> ScoreSettings:
-    """Check loggers and metrics, so that errors come before anything is written."""
-    config = job.config
-    check_packages(config.logger)
-    return score_settings(config.evaluation, config.data.target_lang, config.validation.monitor)
-
-
-def _refuse_unshared(run: RunDirectory) -> None:
-    if not run.config.is_file():
-        raise UserError(f"{run.path}: not on this machine; put the run on a file system that all machines share")
 
 
 class Setup(NamedTuple):
@@ -204,12 +192,12 @@ class Setup(NamedTuple):
 def build(job: Job, inputs: Inputs) -> Setup:
     """Build the model and all that trains and validates it. Warn of configuration values that have no effect."""
     config, machine, group = job.config, job.machine, job.group
-    corpus, settings, start, teachers = inputs
+    corpus, settings, initial, teachers = inputs
     torch.manual_seed(config.seed)
     model = new_model(config, corpus.tokenizers)
-    if start is not None:
-        model.load_state_dict(start.weights)
-        log.info("%s", start.description)
+    if initial is not None:
+        model.load_state_dict(initial.weights)
+        log.info("%s", initial.description)
     model = model.to(machine.device)
     translator = Translator(model, corpus.tokenizers, config.search, machine, config.seed, group)
     objective = Objective(model, config, corpus.tokenizers.target.pad, teachers.models)

@@ -44,8 +44,9 @@ class Journal:
     def __init__(self, run: RunDirectory, config: TrainConfig) -> None:
         self._run, self._config = run, config
         self._events: Any = None  # TensorBoard's writer, whose methods are untyped
-        self._wandb: Wandb | None = None
+        self._wandb: Any = None  # the run of W&B
         self._bar = tqdm(disable=True)
+        self._scores = ""  # metrics of the last validation, for the progress bar
 
     def begin(self, logged_step: int, validated: int, step: int, total_steps: int) -> None:
         """Open W&B, TensorBoard's file and the progress bar of a run that continues at `step`.
@@ -54,13 +55,8 @@ class Journal:
         and the lines of validations after step `validated`. Raises UserError if W&B refuses the run.
         """
         if "wandb" in self._config.logger:
-            known_id = read_json(self._run.path / WANDB).get("id")
             # W&B begins before the SummaryWriter, because it sees only TensorBoard files that are opened later.
-            try:
-                self._wandb = Wandb(self._run, self._config, known_id)
-            except (Exception, SystemExit) as error:
-                raise UserError(f"logger=wandb: cannot be used ({_reason(error)}); train without it") from None
-            self._run.update_json(self._run.path / WANDB, {"id": self._wandb.id})
+            self._wandb = start_wandb(self._run, self._config)
         truncate_after(self._run.metrics, logged_step, validated)
         if self._config.logger:
             with named_errors(self._run.tensorboard):
@@ -80,6 +76,7 @@ class Journal:
         self._record(step, epoch, "train", values)
         self._bar.set_postfix_str(
             f"loss {values['loss']:.3f}, ppl {values['perplexity']:.2f}, {values['tokens_per_second']:,.0f} tok/s"
+            f"{self._scores}"
         )
         # With a progress bar on the terminal, this line goes to the log file only.
         log.log(
@@ -99,6 +96,7 @@ class Journal:
     def validation(self, step: int, epoch: float, values: Mapping[str, float], best: bool) -> None:
         """Record loss, perplexity, the metrics, and statistics of the attention; log the scores."""
         self._record(step, epoch, "validation", values)
+        self._scores = f", {shown(values)}"
         log.info(
             "validation at step %d (epoch %.2f): loss %.3f  ppl %.2f  %s%s%s",
             step,
@@ -174,7 +172,7 @@ class Journal:
         finally:
             if self._wandb is not None:
                 try:
-                    self._wandb.end(finished=kind is None)
+                    self._wandb.finish(exit_code=0 if kind is None else 1)  # 1: resumable
                 except (Exception, SystemExit) as error:
                     log.warning("logger=wandb: does not have the whole run (%s)", _reason(error))
 
@@ -280,43 +278,34 @@ def check_packages(loggers: Iterable[str]) -> None:
             raise UserError(f"logger={name}: needs another package: pip install {name}")
 
 
-class Wandb:
-    """A run of Weights & Biases (W&B), which reads its values from TensorBoard's files."""
+def start_wandb(run: RunDirectory, config: TrainConfig) -> Any:  # noqa: ANN401
+    """Start the run of Weights & Biases (W&B), which reads its values from TensorBoard's files, or continue it.
 
-    def __init__(self, run: RunDirectory, config: TrainConfig, known_id: str | None) -> None:
-        import wandb
+    Its name is the last two parts of the run's path, or in a sweep, the path relative to the sweep, whose name is the
+    group; its tags are the overrides that affect results. Raises UserError if W&B refuses the run.
+    """
+    import wandb
 
-        name, sweep, tags = description_of(run)
-        self._run = wandb.init(
+    path = run.path.resolve()
+    sweep = next((folder for folder in path.parents if (folder / SWEEP).is_file()), None)
+    choices = {key: value for key, value in run.overrides().items() if key not in NO_EFFECT_KEYS}
+    try:
+        started = wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
-            name=name,
-            group=sweep,
-            tags=[f"{key}={value}"[:MAX_TAG] for key, value in tags.items()],
+            name="/".join(path.parts[-2:]) if sweep is None else str(path.relative_to(sweep)),
+            group=None if sweep is None else "/".join(sweep.parts[-2:]),
+            tags=[f"{key}={format_value(value)}"[:MAX_TAG] for key, value in choices.items()],
             config=config.model_dump(mode="json"),
             allow_val_change=True,
-            id=known_id,
+            id=read_json(run.path / WANDB).get("id"),
             resume="allow",
             sync_tensorboard=True,
             settings=wandb.Settings(console="off", silent=True),
         )
-        self.id = str(self._run.id)
-
-    def end(self, finished: bool) -> None:
-        """Send everything, and mark the run as finished or as resumable."""
-        self._run.finish(exit_code=0 if finished else 1)
-
-
-def description_of(run: RunDirectory) -> tuple[str, str | None, dict[str, str]]:
-    """Describe a run for W&B: its name, the name of its sweep or None, and the overrides that affect results.
-
-    The name is the last two parts of the run's path, or in a sweep, its path relative to the sweep.
-    """
-    path = run.path.resolve()
-    tags = {key: format_value(value) for key, value in run.overrides().items() if key not in NO_EFFECT_KEYS}
-    sweep = next((folder for folder in path.parents if (folder / SWEEP).is_file()), None)
-    if sweep is None:
-        return "/".join(path.parts[-2:]), None, tags
-    return str(path.relative_to(sweep)), "/".join(sweep.parts[-2:]), tags
+    except (Exception, SystemExit) as error:
+        raise UserError(f"logger=wandb: cannot be used ({_reason(error)}); train without it") from None
+    run.update_json(run.path / WANDB, {"id": str(started.id)})
+    return started
 
 
 def _reason(error: BaseException) -> str:

@@ -1,21 +1,23 @@
-"""The training loop: makes updates, and between them logs, validates, saves checkpoints, and ends a run early."""
+"""The training loop: makes updates, and between them logs, validates, saves checkpoints, and ends a run early.
+
+It also checks the checkpoint that a run resumes from.
+"""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nmt.config import schema
 from nmt.config.errors import UserError
 from nmt.evaluate.metrics import perplexity
-from nmt.model.checkpoints import BEST, LAST, save_checkpoint
+from nmt.model.checkpoints import BEST, LAST, read_checkpoint, same_form, save_checkpoint
 from nmt.system.run import RunDirectory
-from nmt.training import checkpoint
-from nmt.training.checkpoint import EarlyStopping
 from nmt.training.journal import Journal
+from nmt.training.stopping import EarlyStopping
 from nmt.training.trainer import Trainer, Update
 from nmt.training.validation import Validator
 
@@ -59,7 +61,10 @@ class TrainingLoop:
         path = self.run.checkpoints / LAST
         if not path.exists():
             return False
-        state = checkpoint.load(path)
+        try:
+            state = read_checkpoint(path)
+        except ValueError:
+            raise UserError(f"{path}: is corrupt; delete it to train from the start, or restore a copy") from None
         try:
             self._load_state(state)
         except Exception as error:  # a damaged file can raise nearly anything
@@ -109,8 +114,11 @@ class TrainingLoop:
             self.journal.end_of_updates()
 
     def summary(self) -> dict[str, Any]:
-        """Return what the manifest records of the training so far."""
-        trainer = self.trainer
+        """Return what the manifest records of the training so far.
+
+        The shares are those of loading batches, recording CUDA graphs, and validation in all seconds spent.
+        """
+        trainer, spent = self.trainer, self.trainer.seconds_of
         return {
             "steps": trainer.step,
             "epochs": round(trainer.epochs, 3),
@@ -118,7 +126,7 @@ class TrainingLoop:
             "target_tokens": trainer.tokens,
             "target_tokens_per_second": round(trainer.tokens / max(trainer.seconds, 1e-9), 1),
             "utilisation": round(self._utilisation(trainer.tokens, trainer.seconds), 4),
-            "shares": self._shares(),
+            "shares": {name: round(seconds / max(self._seconds_spent(), 1e-9), 4) for name, seconds in spent.items()},
             "bad_steps": trainer.bad.count,
             "best_step": self.stopping.best_step,
             f"best_{self.stopping.monitor}": self.stopping.best,
@@ -127,12 +135,6 @@ class TrainingLoop:
     def _utilisation(self, tokens: int, seconds: float) -> float:
         """Compute the mean utilisation of the devices by some updates (see `nmt.training.utilisation`)."""
         return tokens * self.ideal_seconds / (max(seconds, 1e-9) * self.trainer.group.size)
-
-    def _shares(self) -> dict[str, float]:
-        """Return the shares of training time spent on loading batches, recording CUDA graphs, and validation."""
-        seconds_of = self.trainer.seconds_of
-        total = max(self.trainer.seconds + seconds_of["validation"], 1e-9)
-        return {name: round(seconds / total, 4) for name, seconds in seconds_of.items()}
 
     def _finished(self) -> bool:
         return self.trainer.step >= self.trainer.total_steps or self.stopping.exhausted
@@ -172,7 +174,9 @@ class TrainingLoop:
         window, self.window = self.window, LogWindow()
         if not window.updates:
             return
-        trainer, means = self.trainer, window.means()
+        trainer, means, (step, seconds) = self.trainer, window.means(), self.resumed_at
+        # Only what this process has done tells the time left, since the machine may have changed.
+        seconds_per_step = (self._seconds_spent() - seconds) / max(trainer.step - step, 1)
         self.journal.training(
             trainer.step,
             trainer.epochs,
@@ -185,20 +189,13 @@ class TrainingLoop:
                 "tokens_per_second": window.tokens / max(window.seconds, 1e-9),
                 "utilisation": self._utilisation(window.tokens, window.seconds),
                 "bad_steps": trainer.bad.count,
-                "seconds_left": self._seconds_left(),
+                "seconds_left": seconds_per_step * (trainer.total_steps - trainer.step),
             },
         )
 
     def _seconds_spent(self) -> float:
         """Return the seconds of all updates and validations since the run first started."""
         return self.trainer.seconds + self.trainer.seconds_of["validation"]
-
-    def _seconds_left(self) -> float:
-        """Estimate the rest of the training from what this process has done, since the machine may have changed."""
-        step, seconds = self.resumed_at
-        trainer = self.trainer
-        seconds_per_step = (self._seconds_spent() - seconds) / max(trainer.step - step, 1)
-        return seconds_per_step * (trainer.total_steps - trainer.step)
 
     def _validate(self) -> float:
         """Validate, save the parameters if they are the best so far, and return the monitored score."""
@@ -235,7 +232,7 @@ class TrainingLoop:
         }
 
     def _load_state(self, state: dict[str, Any]) -> None:
-        checkpoint.check(state, self.trainer.model, self.trainer.optimizer)
+        check_state(state, self.trainer.model, self.trainer.optimizer)
         self.trainer.load_state_dict(state)
         self.stopping.load_state_dict(state["stopping"])
         self.validated, self.logged_step = state["validated"], state["logged_step"]
@@ -277,3 +274,31 @@ class LogWindow:
         totals = torch.stack(columns).cpu().double().sum(1).tolist()
         counts = [len(self.updates) if name == "gradient_norm" else self.tokens for name in names]
         return {name: total / count for name, total, count in zip(names, totals, counts, strict=True)}
+
+
+def check_state(state: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Check that a checkpoint has the tensor shapes of this model and optimizer, and valid numbers.
+
+    Raises ValueError for a wrong shape or number. A checkpoint with another structure can raise any other exception,
+    such as KeyError.
+    """
+    weights = model.state_dict()
+    if not all(same_form(state[name], weights) for name in ("model", "updated") if name in state):
+        raise ValueError("the weights of another model")
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for number, values in state["optimizer"]["state"].items():
+        shapes = {parameters[number].shape, torch.Size([])}
+        if any(isinstance(value, Tensor) and value.shape not in shapes for value in values.values()):
+            raise ValueError("the optimizer's state is that of another model")
+    stopping, (seconds, tokens), (updates, window_tokens, window_seconds) = (
+        state[name] for name in ("stopping", "spent", "window")
+    )
+    counts = [state[name] for name in ("step", "epoch", "batch_index", "validated", "total_steps")]
+    counts += [*state["bad"], state["logged_step"] + 1, tokens, window_tokens]
+    counts += [stopping["best_step"], stopping["waited"]]
+    if any(type(count) is not int or count < 0 for count in counts) or min(seconds, window_seconds) < 0:
+        raise ValueError("a count is not a natural number")
+    if not isinstance(stopping["best"], float | int | None):
+        raise ValueError("the best score is not a number")
+    if any(term.dim() or update.keys() != updates[0].keys() for update in updates for term in update.values()):
+        raise ValueError("a sum is not a number")

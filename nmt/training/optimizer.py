@@ -2,8 +2,8 @@
 
 import logging
 import math
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,6 @@ from nmt.config.errors import UserError
 from nmt.config.schema import training as schema
 from nmt.config.schema.base import Section
 from nmt.data.batching import Indices
-from nmt.training.checkpoint import use_weights
 
 log = logging.getLogger(__name__)
 
@@ -137,6 +136,20 @@ SCHEDULES: dict[type[Section], Callable[..., Schedule]] = {
 def make_schedule(config: schema.Schedule, total_steps: int) -> Schedule:
     """Make the configured schedule of a run whose last update has the number `total_steps`."""
     return SCHEDULES[type(config)](total_steps=total_steps, **config.model_dump(exclude={"kind"}))
+
+
+@contextmanager
+def use_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
+    """Load a state dict into the model within this context; at its end, restore the previous values bit for bit.
+
+    Values are copied into the model's tensors: tied parameters stay tied, and cuDNN's parameters stay contiguous.
+    """
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    try:
+        model.load_state_dict(weights)
+        yield
+    finally:
+        model.load_state_dict(before)
 
 
 class MovingAverage:

@@ -18,10 +18,10 @@ from nmt.model.seq2seq import Seq2Seq
 from nmt.ops.draws import seed_draws
 from nmt.system.distributed import GradientSum, Interrupted, ProcessGroup
 from nmt.system.machine import Machine, is_out_of_memory, release_memory
-from nmt.training.checkpoint import StopSignals
 from nmt.training.graphs import GraphedPasses
 from nmt.training.losses import Objective, Value
 from nmt.training.optimizer import BadUpdates, MovingAverage, make_optimizer, make_schedule
+from nmt.training.stopping import StopSignals
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +130,8 @@ class Trainer:
         step = self.step + 1
         tokens = sum(part.target_tokens for part in parts) if tokens is None else tokens
         seed_draws(self.config.seed, step, self.group.rank)
-        self.set_rate(step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.optimizer.lr * self.schedule.factor(step)
         if self.graphed is None:
             self.optimizer.zero_grad(set_to_none=True)
         else:
@@ -202,11 +203,6 @@ class Trainer:
         any_failed, any_stopped = torch.stack([failed, stopped]).cpu().tolist()
         return total, dict(zip(terms, sums, strict=False)), not any_failed, bool(any_stopped)
 
-    def set_rate(self, step: int) -> None:
-        """Set the learning rate for update number `step`."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.config.optimizer.lr * self.schedule.factor(step)
-
     def release_graphs(self) -> bool:
         """Stop using CUDA graphs, to free their memory. Returns whether they were in use."""
         released, self.graphed = self.graphed is not None, None
@@ -257,7 +253,6 @@ class Trainer:
             self.scaler.load_state_dict(state["scaler"])
         self.schedule.load_state_dict(state["schedule"])
         self.step, self.epoch, self.batch_index = state["step"], state["epoch"], state["batch_index"]
-        self.set_rate(self.step)
         self.memory.too_many = float(state["too_many"])
         self.bad.count, self.bad.in_a_row = state["bad"]
         self.seconds, self.tokens = state["spent"]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nmt.config.errors import UserError
-from nmt.config.schema.training import Validation as ValidationConfig
+from nmt.config.schema import training as schema
 from nmt.data.batching import Batches, Indices
 from nmt.evaluate.evaluation import align, evaluate
 from nmt.evaluate.metrics import METRICS, ScoreSettings, perplexity
@@ -28,15 +28,6 @@ class Sample(NamedTuple):
     explanation: Explanation | None  # holds the saliency; None unless validation.saliency is set
 
 
-class Validation(NamedTuple):
-    """The outcome of a validation."""
-
-    # Negative log-likelihood in nats per token ("loss"), perplexity, the first metric and the monitored one. For a
-    # model with attention also the entropy of the weights, the weight on </s>, and AER if there are gold alignments.
-    scores: dict[str, float]
-    samples: list[Sample]  # empty on other processes than rank 0
-
-
 class Validator:
     """Translates and scores the validation split, or some of its pairs."""
 
@@ -45,7 +36,7 @@ class Validator:
         batches: Batches,
         translator: Translator,
         settings: ScoreSettings,
-        config: ValidationConfig,
+        config: schema.Validation,
         progress: Progress,
     ) -> None:
         """batches: batches of the validation split; progress: called after each batch with its number of sentences, and
@@ -60,17 +51,22 @@ class Validator:
             )
         self.batches, self.plan, self.translator = batches, batches.epoch(0), translator
         self.settings, self.config, self.progress = settings, config, progress
-        self.metrics = [name for name in METRICS if name in (settings.metrics[0], config.monitor)]
+        self.metrics = [name for name in METRICS if name in (*settings.metrics, config.monitor)]
         self.sources, self.references = batches.split.source.lines(), batches.split.target.lines()
 
-    def __call__(self, pairs: Indices | None = None) -> Validation:
-        """Validate the model's current parameters on these pairs, by default on the whole split."""
+    def __call__(self, pairs: Indices | None = None) -> tuple[dict[str, float], list[Sample]]:
+        """Validate the model's current parameters on these pairs, by default on the whole split -> scores, samples.
+
+        The scores are the negative log-likelihood in nats per token ("loss"), perplexity, the metrics of evaluation and
+        the monitored one. For a model with attention also the entropy of the weights, the weight on </s>, and AER if
+        there are gold alignments. Only rank 0 has samples.
+        """
         try:
             return self._validate(pairs)
         finally:
             self.translator.invalidate_prepared()  # frees the weights that were packed for search
 
-    def _validate(self, pairs: Indices | None) -> Validation:
+    def _validate(self, pairs: Indices | None) -> tuple[dict[str, float], list[Sample]]:
         split, plan = self.batches.split, self.plan if pairs is None else [pairs]
         chosen = range(len(split)) if pairs is None else pairs.tolist()
         sources, references = [self.sources[i] for i in chosen], [self.references[i] for i in chosen]
@@ -89,7 +85,7 @@ class Validator:
         samples = []
         if self.translator.group.is_main:
             samples = pick_samples(self.translator, sources, references, evaluation.translations, self.config)
-        return Validation(scores, samples)
+        return scores, samples
 
     @torch.no_grad()
     def _loss(self, plan: Sequence[Indices]) -> tuple[float, int]:
@@ -122,7 +118,7 @@ def pick_samples(
     sources: Sequence[str],
     references: Sequence[str],
     translations: Sequence[Translation],
-    config: ValidationConfig,
+    config: schema.Validation,
 ) -> list[Sample]:
     """Pick `config.samples` sentences, spread evenly over the split."""
     indices = sorted({int(i) for i in np.linspace(0, len(sources) - 1, min(config.samples, len(sources)))})

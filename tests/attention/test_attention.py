@@ -8,6 +8,7 @@ import torch
 from combinations import ALIGNMENTS, CHOSEN, AnyAttention, Case, attend, configuration
 from torch import Tensor
 
+from nmt.attention.normalizers import SoftmaxNormalizer
 from nmt.config.schema import model as schema
 from nmt.model.build import build_attention, build_policy
 
@@ -31,30 +32,10 @@ MONOTONIC = {"kind": "monotonic", "noise": 0.3, "initial_offset": -2.0, "outside
     [
         ("alignment", {"kind": "straight_through", "temperature": 0.6}, "temperature", 0.6),
         ("alignment", ALIGNMENTS["sampled"] | {"soft_share": 0.3}, "soft_share", 0.3),
-        (
-            "normalizer",
-            MONOTONIC,
-            "noise",
-            0.3,
-        ),
-        (
-            "normalizer",
-            MONOTONIC,
-            "offset",
-            -2.0,
-        ),
-        (
-            "normalizer",
-            MONOTONIC | {"kind": "mocha", "chunk": 5},
-            "noise",
-            0.3,
-        ),
-        (
-            "normalizer",
-            MONOTONIC | {"kind": "mocha", "chunk": 5},
-            "offset",
-            -2.0,
-        ),
+        ("normalizer", MONOTONIC, "noise", 0.3),
+        ("normalizer", MONOTONIC, "offset", -2.0),
+        ("normalizer", MONOTONIC | {"kind": "mocha", "chunk": 5}, "noise", 0.3),
+        ("normalizer", MONOTONIC | {"kind": "mocha", "chunk": 5}, "offset", -2.0),
         ("score", {"kind": "cosine", "initial_strength": 5.0}, "offset", math.log(math.expm1(5.0))),
     ],
 )
@@ -158,3 +139,19 @@ def test_attention_that_reads_its_past_keeps_little_more_memory_than_additive_at
         sizes.append(kept_bytes(attention, query, states, valid))
     scores = 2 if "mocha" in name else 1
     assert sizes[0] < 1.5 * scores * sizes[1]
+
+
+GUIDED = ["additive-global-softmax", "additive-local_m-softmax", "general-local_p-softmax", "dot-global-monotonic"]
+
+
+@pytest.mark.parametrize("name", [*GUIDED, *(f"{name}-heads" for name in GUIDED)])
+@pytest.mark.parametrize("length", [5, 12])  # windows are masked in short sentences, gathered by position in long ones
+def test_log_weights_are_the_logarithm_of_the_weights(name: str, length: int) -> None:
+    attention, query, states, valid = Case(name, lengths=(length, 2, 4), training=True).make()
+    for module in attention.modules():
+        if isinstance(module, SoftmaxNormalizer):
+            module.with_log_weights = True
+    attended = attend(attention, query, states, valid)
+    assert attended.log_weights is not None
+    torch.testing.assert_close(attended.log_weights, attended.weights.log())
+    assert torch.equal(attended.log_weights == -torch.inf, attended.weights == 0)

@@ -21,7 +21,7 @@ SCHEMAS = {
 SIZES = ["embedding.dim=16", "encoder.hidden=16", "decoder.hidden=32"]
 FILES = "data=files data.train=a data.validation=b"
 HUB = "data=hub data.id=a/b"
-UNSHARED = "tokenizer.joint=false"
+UNSHARED = "tokenizer=sides embedding.tie_source_target=true"
 TWO_MODELS = "tokenizer=file tokenizer.source_model=a tokenizer.target_model=b"
 TAUGHT = "objective=distillation objective.teachers=a"
 # Overrides of nmt-train -> a pattern for the message.
@@ -58,9 +58,9 @@ TRAIN = {
     "attention=posterior decoder.input_feeding=false": "kind=posterior needs .*; set decoder.input_feeding=true",
     "attention=gaussian_mixture attention/alignment=posterior decoder.input_feeding=false": "posterior needs later st",
     "attention=marginal attention.dropout=0.1 decoder.attend=after decoder.input_feeding=false": "dropout=0.1 needs",
-    UNSHARED: "embedding.tie_source_target=true needs one vocabulary .*tokenizer.joint=false; set tokenizer.joint=t",
+    UNSHARED: "embedding.tie_source_target=true needs one vocabulary .*kind=sides; use another tokenizer, such as",
     TWO_MODELS: "tie_source_target=true needs .*target_model=b; leave out tokenizer.target_model, or",
-    f"{UNSHARED} embedding.tie_source_target=false decoder.copy=true": "decoder.copy=true needs one voc.*or decoder",
+    "tokenizer=sides decoder.copy=true": "decoder.copy=true needs one voc.*or decoder",
     f"{TWO_MODELS} embedding.tie_source_target=false decoder.copy=true": "decoder.copy=true needs .*target_model=b;",
     "attention=none training.guided_alignment=1": "guided_alignment=1.0 needs an attention, .*; set it to 0",
     "attention=none validation.monitor=aer": "validation.monitor=aer needs an attention, .*; monitor bleu or loss",
@@ -78,7 +78,7 @@ TRAIN = {
     f"{TAUGHT} training.r_drop=5": "training.r_drop=5.0 needs objective=likelihood, .*kind=distillation; set it to 0",
     f"{FILES} data.target_lang=en": "data: target_lang=en needs .*source_lang=en; set source_lang and target_lang, or",
     "search.min_length=9 search.max_length=5": "search: min_length=9 needs a limit .*max_length=5; lower min_length or",
-    "tokenizer=char tokenizer.sampling=0.1": "tokenizer: sampling=0.1 needs .*kind=char; use kind=bpe or unigram",
+    "tokenizer=char tokenizer.sampling=0.1": "tokenizer: sampling=0.1 needs merges .*kind=char; use kind=bpe",
 }
 OTHERS = {
     "export run=[a,b] output=c": "run=.* needs to be one model, .*; export each, and use all archives",

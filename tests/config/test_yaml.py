@@ -214,6 +214,19 @@ def paper(name: str, attention: str, *recipes: str, **chosen: str) -> schema.Tra
     return validated(schema.TrainConfig, values_of("train", given))
 
 
+@pytest.mark.parametrize(
+    ("name", "attention", "readout"),
+    [
+        ("bahdanau_2015_figure_2", "none", "maxout"),
+        ("bahdanau_2015_figure_2", "bahdanau", "maxout"),
+        ("luong_2015_table_4", "luong_dot", "attentional"),
+        ("deng_2018_table_1", "marginal", "attentional"),
+    ],
+)
+def test_the_experiment_of_a_paper_has_the_papers_readout(name: str, attention: str, readout: str) -> None:
+    assert paper(name, attention).decoder.readout == readout
+
+
 @pytest.mark.slow
 def test_the_models_of_deng_2018_differ_in_the_alignment_alone() -> None:
     soft, *latent = [

@@ -106,10 +106,13 @@ def test_sampling_draws_anew_each_epoch_and_the_same_for_a_seed(prepared: Prepar
 
 
 def test_one_side_alone_is_sampled(prepared: Prepared) -> None:
-    tokenizer = validated(TrainConfig, values_of("train", [*TINY, "tokenizer.sampling=0.3"])).tokenizer
-    for sides, of_source, of_target in (("source", True, False), ("target", False, True), ("both", True, True)):
-        sampling = tokenizer.model_copy(update={"sampling_sides": sides}).sampling_by_side
-        found = batches(prepared, sampling=sampling)
+    for overrides, of_source, of_target in (
+        (["tokenizer=sides", "tokenizer.source.sampling=0.3"], True, False),
+        (["tokenizer=sides", "tokenizer.target.sampling=0.3"], False, True),
+        (["tokenizer.sampling=0.3"], True, True),
+    ):
+        tokenizer = validated(TrainConfig, values_of("train", overrides)).tokenizer
+        found = batches(prepared, sampling=tokenizer.sampling_by_side)
         (drawn,), (plain,) = (some.load(found.epoch(0)[0], 0) for some in (found, batches(prepared)))
         assert torch.equal(drawn.source, plain.source) != of_source
         assert torch.equal(drawn.target_out, plain.target_out) != of_target
@@ -180,28 +183,22 @@ def test_alignments_count_words_that_spaces_separate(sampling: float, tmp_path: 
 
 # Gold alignments of words, converted to attention over tokens
 
-SOURCE = [["▁the", "▁ca", "t", "</s>"], ["▁no", "</s>"]]
-TARGET = [["▁le", "▁ch", "at", "</s>"], ["▁non", "</s>"]]
 
-
-def test_links_of_words_spread_over_their_pieces() -> None:
-    first, _ = gold_attention(["0-0 1-1", "0p0"], SOURCE, TARGET)
-    cat = [0.0, 0.5, 0.5, 0.0]
-    assert first.tolist() == [[1.0, 0.0, 0.0, 0.0], cat, cat, [0.0, 0.0, 0.0, 1.0]]
-
-
-def test_rows_are_zero_on_padding_and_where_nothing_is_linked() -> None:
-    _, second = gold_attention(["", ""], SOURCE, TARGET)
-    assert second[0].sum() == 0
-    assert second[1].tolist() == [0.0, 1.0, 0.0, 0.0]
-    assert second[2:].sum() == 0
-
-
-def test_several_words_share_a_row() -> None:
-    (only,) = gold_attention(["0-0 1-0"], [["▁a", "▁b", "</s>"]], [["▁x", "</s>"]])
-    assert only[0].tolist() == [0.5, 0.5, 0.0]
-
-
-def test_links_beyond_what_the_tokenizer_left_are_passed_over() -> None:
-    (only,) = gold_attention(["0-0 7-0 0-9 1-0 0-1"], [["▁a", "</s>"]], [["▁x", "</s>"]])
-    assert only[0].tolist() == [1.0, 0.0]
+@pytest.mark.parametrize(
+    ("links", "source", "target", "expected"),
+    [
+        ("0-0 1-1", "▁the ▁ca t </s>", "▁le ▁ch at </s>", [[2, 0, 0, 0], [0, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 2]]),
+        ("0p0", "▁no </s>", "▁non </s>", [[2, 0], [0, 2]]),
+        ("", "▁no </s>", "▁non </s>", [[0, 0], [0, 2]]),
+        ("0-0 1-0", "▁a ▁b </s>", "▁x </s>", [[1, 1, 0], [0, 0, 2]]),  # several words share a row
+        ("0-0 7-0 0-9 1-0 0-1", "▁a </s>", "▁x </s>", [[2, 0], [0, 2]]),  # links beyond what the tokenizer left
+    ],
+)
+def test_links_of_words_spread_over_their_pieces(
+    links: str, source: str, target: str, expected: list[list[int]]
+) -> None:
+    """`expected` is twice the attention. A longer sentence beside it adds padding, where all is zero."""
+    longer = [*source.split(), "</s>"], [*target.split(), "</s>"]
+    found, _ = gold_attention([links, ""], [source.split(), longer[0]], [target.split(), longer[1]])
+    padded = [[*row, 0] for row in expected] + [[0] * (len(expected[0]) + 1)]
+    assert (2 * found).tolist() == padded

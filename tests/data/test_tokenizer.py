@@ -14,7 +14,6 @@ import pytest
 import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from nmt.config.errors import UserError
 from nmt.config.schema import data as schema
@@ -25,18 +24,15 @@ from nmt.data.word_alignment import words_of_pieces
 
 ENGLISH, FRENCH, _ = (list(side) for side in zip(*DemoPairs(2, 300), strict=True))
 
-
 VALUES: dict[str, Any] = {
     "kind": "bpe",
     "vocab_size": 400,
-    "joint": True,
     "byte_fallback": False,
     "normalization": "nfc",
     "character_coverage": 1.0,
     "split_punctuation": True,
     "lowercase": False,
     "sampling": 0.0,
-    "sampling_sides": "both",
     "max_train_lines": 1000,
 }
 
@@ -47,16 +43,16 @@ def train(**changes: Any) -> Tokenizers:  # noqa: ANN401
 
 
 @pytest.fixture(scope="module")
-def joint() -> Tokenizers:
+def shared() -> Tokenizers:
     return train()
 
 
-def test_text_comes_back_and_ends_once(joint: Tokenizers) -> None:
-    for tokenizer, lines in ((joint.source, ENGLISH[:50]), (joint.target, FRENCH[:50])):
+def test_text_comes_back_and_ends_once(shared: Tokenizers) -> None:
+    for tokenizer, lines in ((shared.source, ENGLISH[:50]), (shared.target, FRENCH[:50])):
         encoded = tokenizer.encode(lines)
         assert [tokenizer.decode(ids) for ids in encoded] == lines
         assert all(ids[-1] == EOS and EOS not in ids[:-1] and BOS not in ids for ids in encoded)
-    assert joint.source.encode([""]) == [[EOS]]
+    assert shared.source.encode([""]) == [[EOS]]
 
 
 def test_punctuation_is_split_off_unless_text_is_split_already() -> None:
@@ -72,12 +68,14 @@ def test_punctuation_is_split_off_unless_text_is_split_already() -> None:
 
 
 KINDS = ["bpe", "unigram", "char", "word"]
+
 ODD = [
     *("<s>", "</s>", "<unk>", "<pad>", "<0x0A>", "\u2581", "|||", "\u2047", " \u2047 ", "the", "cat", "LE", "\ufb01"),
     *(" ", "  ", "\t", "\r", "\r\n", "\n", "\x0b", "\x0c", "\x1c", "\x85", "\xa0", "\u2028", "\u2029", "\u3000"),
     *("\0", "\x1b", "\x7f", "\xad", "\u200b", "\u200d", "\u202e", "\ufeff", "\ufffe", "\uffff", "\ue000", "\U0010ffff"),
     *("e\u0301", "\u0301", "\U0001f468\u200d\U0001f469", "\U0001f1e9\U0001f1ea", "\u05e9", "\u0e20\u0e32", "\u4ed6"),
 ]
+
 TEXT = st.lists(
     st.one_of(st.sampled_from(ODD), st.text(st.characters(exclude_categories=["Cs"]), max_size=6)), max_size=8
 ).map("".join)
@@ -120,9 +118,9 @@ def test_bytes_spell_any_text(byte_tokenizers: dict[tuple[str, str], Tokenizer],
 
 @given(text=TEXT)
 @settings(max_examples=60, deadline=None)
-def test_what_is_unknown_breaks_nothing_else(joint: Tokenizers, text: str) -> None:
+def test_what_is_unknown_breaks_nothing_else(shared: Tokenizers, text: str) -> None:
     """Without byte fallback, unknown text still gives ids in range, one </s>, one line of text, one piece per id."""
-    tokenizer = joint.source
+    tokenizer = shared.source
     (ids,) = tokenizer.encode([text])
     assert ids[-1] == EOS
     assert not {PAD, BOS, EOS} & set(ids[:-1])
@@ -134,9 +132,9 @@ def test_what_is_unknown_breaks_nothing_else(joint: Tokenizers, text: str) -> No
 
 @given(text=TEXT, seed=st.integers(0, 1000))
 @settings(max_examples=60, deadline=None)
-def test_pieces_of_a_sampled_segmentation_spell_the_line_too(joint: Tokenizers, text: str, seed: int) -> None:
+def test_pieces_of_a_sampled_segmentation_spell_the_line_too(shared: Tokenizers, text: str, seed: int) -> None:
     """This includes unknown words, so that all pieces belong to the same words as without sampling."""
-    tokenizer = joint.source
+    tokenizer = shared.source
     line = f"the dog {text} sees"
     (surfaces,), (ids,) = tokenizer.surfaces([line]), tokenizer.sample([line], 0.3, [seed])
     sampled = tokenizer.surfaces_of(line, ids)
@@ -193,15 +191,10 @@ def test_other_kinds(kind: str) -> None:
         assert len(pieces) == len(FRENCH[0].split()) + 1
 
 
-def test_separate_vocabularies_know_one_side_each() -> None:
-    tokenizers = train(joint=False, vocab_size=250)
-    assert tokenizers.source is not tokenizers.target
-    assert tokenizers.source.encode(["à"])[0].count(UNK) == 1
-    assert UNK not in tokenizers.target.encode(["à"])[0]
-
-
 SPELLINGS = ["가감", "Straße", "tchaá"]
+
 SOUNDS = ["k a̠ \u0261 a̠ m", "ʃ t ʁ a\u02d0 s ə", "tʃ ɐ̃ a\u02d0 d͡z"]
+
 SIDE = {key: VALUES[key] for key in schema.TokenizerSide.model_fields}
 
 
@@ -249,12 +242,6 @@ def test_pieces_are_in_the_unicode_form(form: str, pieces: list[str]) -> None:
     assert tokenizer.spell(shown) == (join(shown) if form == "none" else unicodedata.normalize("NFC", join(shown)))
 
 
-def test_a_foreign_model_keeps_its_own_rules(foreign: Callable[..., Path]) -> None:
-    tokenizer = Tokenizer.load(foreign(normalization_rule_name="nfkc"))
-    assert tokenizer.form == "none"
-    assert join(tokenizer.surfaces(["ﬁ"])[0]) == "fi"
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -281,16 +268,15 @@ def test_text_that_trains_no_tokenizer_is_refused(line: str) -> None:
         make_tokenizers(config, [line], [line])
 
 
-def test_saved_models_come_back(joint: Tokenizers, tmp_path: Path) -> None:
-    joint.save(tmp_path)
+def test_saved_models_come_back(shared: Tokenizers, tmp_path: Path) -> None:
+    shared.save(tmp_path)
     loaded = Tokenizers.load(tmp_path, lowercase=False)
     assert loaded.source is loaded.target
-    assert loaded.source.encode(ENGLISH[:5]) == joint.source.encode(ENGLISH[:5])
-    apart = tmp_path / "apart"
-    apart.mkdir()
-    train(joint=False, vocab_size=250).save(apart)
-    assert sorted(path.name for path in apart.iterdir()) == ["source.model", "target.model"]
-    assert Tokenizers.load(apart, lowercase=False).target.encode(["à"])[0][-1] == EOS
+    assert loaded.source.encode(ENGLISH[:5]) == shared.source.encode(ENGLISH[:5])
+    Tokenizers(shared.source, train(kind="char").target).save(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["source.model", "target.model"]
+    loaded = Tokenizers.load(tmp_path, lowercase=False)
+    assert (loaded.source.vocab_size, loaded.target.pieces([40])) == (400, train(kind="char").target.pieces([40]))
 
 
 @pytest.fixture
@@ -311,16 +297,18 @@ def foreign(tmp_path: Path) -> Callable[..., Path]:
 
 def existing(source: Path, target: Path | None = None, **sampling: Any) -> Tokenizers:  # noqa: ANN401
     models = {"source_model": str(source), "target_model": target and str(target)}
-    values = {"kind": "file", "lowercase": False, "sampling": 0.0, "sampling_sides": "both"}
+    values = {"kind": "file", "lowercase": False, "sampling": 0.0}
     config = schema.FileTokenizer.model_validate({**values, **models, **sampling})
     return make_tokenizers(config, (), ())
 
 
-def test_an_existing_model_brings_its_own_ids(foreign: Callable[..., Path]) -> None:
+def test_an_existing_model_brings_its_own_ids_and_rule(foreign: Callable[..., Path]) -> None:
     tokenizer = existing(foreign()).source
     assert (tokenizer.unk, tokenizer.bos, tokenizer.eos, tokenizer.pad, tokenizer.vocab_size) == (0, 1, 2, 200, 201)
     ids = tokenizer.encode([ENGLISH[0]])[0]
     assert tokenizer.decode([*ids, tokenizer.pad]) == ENGLISH[0]
+    assert tokenizer.form == "none"  # it keeps its own rule, NFKC
+    assert join(tokenizer.surfaces(["ﬁ"])[0]) == "fi"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -344,12 +332,11 @@ def test_the_names_of_special_pieces_change_nothing(foreign: Callable[..., Path]
     assert plain.pieces([plain.unk, plain.eos, plain.pad]) == ["<unk>", "</s>", "<pad>"]
 
 
-def test_only_the_sides_that_are_sampled_need_a_model_that_can(foreign: Callable[..., Path], tmp_path: Path) -> None:
-    characters = foreign(model_type="char", hard_vocab_limit=False).rename(tmp_path / "characters.model")
-    assert existing(foreign(), characters, sampling=0.1, sampling_sides="source").source.can_sample()
-    for sides in ("target", "both"):
-        with pytest.raises(UserError, match=r"tokenizer\.sampling=0\.1: .*characters.model is not a bpe"):
-            existing(foreign(), characters, sampling=0.1, sampling_sides=sides)
+def test_models_that_are_sampled_have_merges(foreign: Callable[..., Path], tmp_path: Path) -> None:
+    merges = foreign(model_type="bpe").rename(tmp_path / "merges.model")
+    assert existing(merges, sampling=0.1).source.can_sample()
+    with pytest.raises(UserError, match=r"^tokenizer\.sampling=0\.1: .*foreign.model is not a bpe model"):
+        existing(merges, foreign(), sampling=0.1)
 
 
 def test_surfaces_show_unknown_pieces_as_they_are_written() -> None:
@@ -391,10 +378,6 @@ def _lowercasing(kind: str, rule: str) -> Tokenizer:
     return train(kind=kind, normalization=rule, lowercase=True, vocab_size=300).source
 
 
-def test_a_tokenizer_is_the_same_each_time() -> None:
-    assert train().source.model == train().source.model
-
-
 def test_what_is_no_usable_model_is_refused(foreign: Callable[..., Path], tmp_path: Path) -> None:
     for options, message in (
         ({"bos_id": -1}, "foreign.model: the SentencePiece model lacks <s> or </s>"),
@@ -420,39 +403,26 @@ def test_a_line_is_blank_if_it_shows_nothing() -> None:
 
 # Unknown words that are replaced by source words
 
-ZEBRA = ["▁the", "▁zebra", "▁sleeps", "</s>"]
+ZEBRA, OMEGA = "▁the ▁zebra ▁sleeps </s>", "▁the ▁ Ω </s>"
+LONE = [0.1, 0.5, 0.2, 0.2]  # the largest weight is on the lone "▁"
+EYE = np.eye(4).tolist()
 
 
 @pytest.mark.parametrize(
-    ("pieces", "rows", "text"),
+    ("pieces", "rows", "source", "text"),
     [
-        (["▁le", "<unk>", "▁dort", "</s>"], np.eye(4), "le zebra dort"),
-        (["<unk>"], np.array([[0.1, 0.2, 0.1, 0.6]]), "zebra"),  # </s> has the largest weight, but is never copied
-        (["▁le", "<unk>"], np.zeros((2, 4)), "le<unk>"),  # all weights are 0
-        (["<unk>"], np.eye(4)[[3]], "<unk>"),
+        ("▁le <unk> ▁dort </s>", EYE, ZEBRA, "le zebra dort"),
+        ("<unk>", [[0.1, 0.2, 0.1, 0.6]], ZEBRA, "zebra"),  # </s> has the largest weight, but is never copied
+        ("▁le <unk>", [[0.0] * 4] * 2, ZEBRA, "le<unk>"),
+        ("<unk>", EYE[3:], ZEBRA, "<unk>"),
+        ("▁caf <unk> </s>", np.eye(3).tolist(), "▁caf é </s>", "café"),  # inside a word, without a space
+        ("▁le <unk> </s>", [LONE] * 3, OMEGA, "le Ω"),  # a lone "▁" is copied with its piece
+        ("▁le ▁ <unk> </s>", [LONE] * 4, OMEGA, "le Ω"),
+        ("<unk> ▁dort </s>", [LONE] * 3, OMEGA, "Ω dort"),
     ],
 )
-def test_an_unknown_word_is_the_one_it_attends_to(pieces: list[str], rows: NDArray[np.float32], text: str) -> None:
-    assert join(copy_unknown(pieces, rows.astype(np.float32), ZEBRA)) == text
-
-
-def test_a_piece_inside_a_word_is_copied_without_a_space() -> None:
-    pieces = copy_unknown(["▁caf", "<unk>", "</s>"], np.eye(3, dtype=np.float32), ["▁caf", "é", "</s>"])
-    assert pieces == ["▁caf", "é", "</s>"]
-    assert join(pieces) == "café"
-
-
-@pytest.mark.parametrize(
-    ("pieces", "text"),
-    [
-        (["▁le", "<unk>", "</s>"], "le Ω"),
-        (["▁le", "▁", "<unk>", "</s>"], "le Ω"),  # one space
-        (["<unk>", "▁dort", "</s>"], "Ω dort"),
-    ],
-)
-def test_a_lone_word_start_is_copied_with_its_piece(pieces: list[str], text: str) -> None:
-    weights = np.tile(np.array([[0.1, 0.5, 0.2, 0.2]], dtype=np.float32), (len(pieces), 1))  # most on the lone "▁"
-    assert join(copy_unknown(pieces, weights, ["▁the", "▁", "Ω", "</s>"])) == text
+def test_an_unknown_word_is_the_one_it_attends_to(pieces: str, rows: list[list[float]], source: str, text: str) -> None:
+    assert join(copy_unknown(pieces.split(), np.array(rows, np.float32), source.split())) == text
 
 
 def test_lines_with_the_character_that_sentencepiece_reserves_are_trained_on() -> None:

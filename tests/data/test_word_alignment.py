@@ -19,7 +19,9 @@ from nmt.data.word_alignment import (
 )
 
 LINKS = st.sets(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=12)
+
 GOLD = st.tuples(LINKS, LINKS).map(lambda pair: (pair[0], pair[0] | pair[1]))  # (sure links, possible links)
+
 PIECES = st.lists(st.sampled_from(["▁", "▁ab", "cd", "e", "</s>", "."]), min_size=1, max_size=10)
 
 
@@ -116,8 +118,8 @@ def test_merging_by_definition(target: list[str], source: list[str], seed: int) 
 
 
 def test_hard_alignment_takes_the_first_of_the_heaviest() -> None:
-    weights = np.array([[0.2, 0.4, 0.4], [0.0, 0.1, 0.9]])
-    assert hard_alignment(weights) == {(1, 0), (2, 1)}
+    weights = np.array([[0.2, 0.4, 0.4], [0.0, 0.1, 0.9], [0.0, 0.0, 0.0]])
+    assert hard_alignment(weights) == {(1, 0), (2, 1)}  # no link for a row without weight
 
 
 def peaked(heaviest: Sequence[int], sources: int) -> np.ndarray:
@@ -125,29 +127,17 @@ def peaked(heaviest: Sequence[int], sources: int) -> np.ndarray:
     return 0.1 / sources + 0.9 * np.eye(sources)[list(heaviest)]
 
 
-def test_links_between_words() -> None:
-    source, target = ["▁the", "▁red", "▁car", "</s>"], ["▁la", "▁voit", "ure", "▁rouge", "</s>"]
-    weights = peaked([0, 2, 2, 1, 3], 4)
-    assert attention_to_links(weights, target, source) == {(0, 0), (2, 1), (1, 2)}
-
-
-def test_end_of_sentence_has_no_links() -> None:
-    source, target = ["▁a", "▁b", "</s>"], ["▁c", "▁d", "</s>"]
-    weights = peaked([2, 1, 0], 3)  # ▁c attends to </s>, and </s> to ▁a
-    assert attention_to_links(weights, target, source) == {(1, 1)}
-
-
-def test_a_hypothesis_cut_short_keeps_its_last_word() -> None:
-    assert attention_to_links(peaked([0, 1], 3), ["▁c", "▁d"], ["▁a", "▁b", "</s>"]) == {(0, 0), (1, 1)}
-
-
-def test_pieces_of_a_word_win_together() -> None:
-    weights = np.array([[0.3, 0.3, 0.4, 0.0]])
-    assert attention_to_links(weights, ["▁x"], ["▁a", "b", "▁c", "</s>"]) == {(0, 0)}
-
-
-def test_a_row_without_weight_is_not_aligned() -> None:
-    assert hard_alignment(np.array([[0.0, 1.0], [0.0, 0.0]])) == {(1, 0)}
+@pytest.mark.parametrize(
+    ("weights", "target", "source", "links"),
+    [
+        (peaked([0, 2, 2, 1, 3], 4), "▁la ▁voit ure ▁rouge </s>", "▁the ▁red ▁car </s>", {(0, 0), (2, 1), (1, 2)}),
+        (peaked([2, 1, 0], 3), "▁c ▁d </s>", "▁a ▁b </s>", {(1, 1)}),  # ▁c attends to </s>, and </s> to ▁a
+        (peaked([0, 1], 3), "▁c ▁d", "▁a ▁b </s>", {(0, 0), (1, 1)}),  # a hypothesis that was cut short
+        (np.array([[0.3, 0.3, 0.4, 0.0]]), "▁x", "▁a b ▁c </s>", {(0, 0)}),  # the pieces of a word win together
+    ],
+)
+def test_links_between_words(weights: np.ndarray, target: str, source: str, links: set[Link]) -> None:
+    assert attention_to_links(weights, target.split(), source.split()) == links
 
 
 def test_words_are_those_that_weights_are_merged_to() -> None:

@@ -14,8 +14,8 @@ from nmt.cli.launch import in_processes
 from nmt.config.errors import UserError
 from nmt.system.distributed import Interrupted, ProcessGroup
 from nmt.system.processes import rank
-from nmt.training import checkpoint as checkpoint_module
-from nmt.training.checkpoint import StopSignals
+from nmt.training import stopping as stopping_module
+from nmt.training.stopping import StopSignals
 
 
 def launched(job: Any, directory: Path) -> int:  # noqa: ANN401
@@ -36,7 +36,7 @@ def fail_on_the_second(*_: object) -> int:
 
 def save_slowly(_: object, directory: Path, *__: object) -> int:
     """Stand in for training: work until a signal arrives, then take two seconds to save."""
-    checkpoint_module.SAME_CTRL_C = 60  # on a busy machine the second signal may come late
+    stopping_module.SAME_CTRL_C = 60  # on a busy machine the second signal may come late
     signals = StopSignals()
     try:
         with signals.saving(lambda: time.sleep(2)):

@@ -89,15 +89,15 @@ def shortened(command: str) -> str:
     for pattern, fewer in ((r"--nproc-per-node=\d+", "--nproc-per-node=2"), (r"--nnodes=\S+", "--nnodes=1")):
         launcher = re.sub(pattern, fewer, launcher)
     arguments = re.sub(r"processes=\d+", "processes=2", arguments)
-    arguments = re.sub(r"(attention=none,luong_dot),bahdanau\S*(.*) seed=1,2", r"\1\2 seed=1", arguments)
+    arguments = re.sub(r"(attention=\w+,\w+),bahdanau\S*(.*) seed=1,2(,3)?", r"\1\2 seed=1", arguments)
     small = dict(word.split("=", 1) for word in TRAINED)
     if re.search(r"data=(files|multilingual)", arguments):
         small = {key: value for key, value in small.items() if not key.startswith("data.")}
         small["tokenizer.vocab_size"] = "90"
     elif "experiment=g2p" in arguments:
         small = {key: value for key, value in small.items() if not key.startswith(("data.", "tokenizer."))}
-    elif "tokenizer=unigram" in arguments:
-        small["tokenizer.vocab_size"] = "400"  # the small text has no more pieces
+    if "tokenizer=sides" in arguments:
+        small["tokenizer.source.vocab_size"] = small["tokenizer.target.vocab_size"] = small.pop("tokenizer.vocab_size")
     if "experiment=attention_study" in arguments:
         small |= {"seed": "1", "attention": "none,luong_dot"}
     own = {word.partition("=")[0] for word in shlex.split(arguments)} - {"training.max_steps"}

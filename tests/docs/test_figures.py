@@ -142,7 +142,7 @@ def test_what_the_table_shows() -> None:
     )
     said(
         "attention/index.md",
-        f"Their updates take {times[0]:.1f}, {times[1]:.0f} and {times[2]:.0f} times as long as those of `nematus`",
+        f"not than `nematus`, and their updates take {times[0]:.1f}, {times[1]:.0f} and {times[2]:.0f} times as long",
     )
 
 

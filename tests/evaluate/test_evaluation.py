@@ -118,4 +118,4 @@ def test_alignments_are_scored_and_written(run: RunDirectory) -> None:
     for line, source, translation in zip(links, sources, found.hypotheses, strict=True):
         for i, j in parse_pharaoh(line)[0]:
             assert i < len(source.split())
-            assert j < len(translation.split(" "))  # an untrained model may write two spaces
+            assert j < len(translation.split())

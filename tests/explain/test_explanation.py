@@ -33,7 +33,7 @@ def log_probs(translator: Translator, nudge: torch.Tensor) -> np.ndarray:
     target = torch.tensor(tokenizers.target.encode(PAIR[1]))
     first = torch.tensor([[tokenizers.target.bos]])
     with torch.no_grad():
-        state = model.encode_embedded(model.source_embedding(source) + nudge, torch.tensor([source.shape[1]]), source)
+        state = model.encode(source, torch.tensor([source.shape[1]]), model.source_embedding(source) + nudge)
         decoded = model.decoder(model.target_embedding(torch.cat([first, target[:, :-1]], 1)), state)
         logits = decoded.prediction.log_probs(model.output.layer())
     return logits[0].gather(1, target.T)[:, 0].numpy()

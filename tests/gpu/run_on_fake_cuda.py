@@ -26,12 +26,14 @@ from nmt.config.schema.training import SGD
 from nmt.data.batching import Batch, collate
 from nmt.model.build import build_model
 from nmt.model.output import Readout
-from nmt.model.seq2seq import Ensemble, Seq2Seq
+from nmt.model.seq2seq import SearchEnsemble, Seq2Seq
+from nmt.ops.packed import pack
 from nmt.system.machine import Machine
 from nmt.training.graphs import pad_to, padded_shape
 from nmt.training.losses import Objective
 from nmt.training.trainer import Trainer
 from nmt.translate.beam import beam_search
+from nmt.translate.prepared_model import SearchModel
 from nmt.translate.sampling import rollout
 from nmt.translate.search import Limits, SearchBatch, Symbols
 from nmt.translate.selection import Scorer, Selection
@@ -110,15 +112,16 @@ def search_counts(
     members: int = 1,
 ) -> Counts:
     models = [cast(Seq2Seq, on_cuda(build_model(config, V, V, (PAD, PAD)), mode)).eval() for _ in range(members)]
-    model: Seq2Seq | Ensemble = models[0] if members == 1 else Ensemble(models)
     batch, symbols = batch_of(3, False), Symbols(BOS, EOS, (PAD, BOS))
     limits = Limits(0, [steps, 1, 2])
 
     @torch.no_grad()
     def search() -> None:
         with machine.autocast():
-            state = cast(Any, model.encode(batch.source.to(CUDA, non_blocking=True), batch.lengths))
-            sentences = SearchBatch(cast(Any, model.step), state, symbols, limits, CUDA)
+            prepared = [SearchModel(model, beam, pack) for model in models]
+            model: Any = prepared[0] if members == 1 else SearchEnsemble(prepared)
+            state = model.encode(batch.source.to(CUDA, non_blocking=True), batch.lengths)
+            sentences = SearchBatch(model.step, state, symbols, limits, CUDA)
             if beam > 1:
                 beam_search(sentences, Selection(beam, EOS), scorer=PENALTY)
             else:
@@ -134,16 +137,16 @@ def added(more: dict[str, int], fewer: dict[str, int]) -> dict[str, int]:
 
 def plant(fault: str) -> None:
     """Plant a fault in the readout that tests must report: "item" waits for the device, "device" mixes devices."""
-    read_out = Readout.forward
+    activation = Readout.activation
 
-    def faulty(self: Readout, state: Tensor, context: Tensor | None, word: Tensor) -> Tensor:
+    def faulty(self: Readout, projected: Tensor) -> Tensor:
         if fault == "item":
-            state[0, 0].sum().item()
+            projected[0, 0].sum().item()
         else:
-            state = state + torch.ones(state.shape[-1])
-        return read_out(self, state, context, word)
+            projected = projected + torch.ones(projected.shape[-1])
+        return activation(self, projected)
 
-    Readout.forward = faulty  # type: ignore[method-assign]
+    Readout.activation = faulty  # type: ignore[method-assign]
 
 
 def measure(overrides: list[str]) -> dict[str, Any]:

@@ -5,8 +5,21 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import CHO, LENGTHS, NONE, PAD, SELF_ATTENTION, SOURCE, TARGET, V, attention, values
-from test_model import GNMT, HEADS, MONOTONIC
+from small_models import (
+    CHO,
+    GNMT,
+    HEADS,
+    LENGTHS,
+    MONOTONIC,
+    NONE,
+    PAD,
+    SELF_ATTENTION,
+    SOURCE,
+    TARGET,
+    V,
+    attention,
+    values,
+)
 
 from nmt.config.schema import model as schema
 from nmt.config.schema.base import members

@@ -7,18 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_model import BOS, EOS, LENGTHS, NONE, PAD, SOURCE, TARGET, attention, model_of
+from small_models import BOS, EOS, LENGTHS, NONE, PAD, SOURCE, TARGET, attention, model_of, prepared
 from torch import Tensor
 
-from nmt.model.seq2seq import Ensemble, Seq2Seq, log_mean
+from nmt.model.seq2seq import Ensemble, SearchEnsemble, Seq2Seq, log_mean
 from nmt.ops.draws import sentence_keys
 from nmt.translate.beam import beam_search
 from nmt.translate.sampling import inverse_cdf, sample
-from nmt.translate.search import Hypothesis, Limits, SearchBatch, Symbols
+from nmt.translate.search import Limits, SearchBatch, Symbols
 from nmt.translate.selection import Scorer, Selection
 
 SYMBOLS, LIMITS = Symbols(BOS, EOS, (PAD, BOS)), Limits(1, [9, 6, 8])
-PENALTY, CPU = Scorer("average", 1.0), torch.device("cpu")
+CPU = torch.device("cpu")
 
 
 def members() -> list[Seq2Seq]:
@@ -38,13 +38,9 @@ def members() -> list[Seq2Seq]:
     return models
 
 
-def batch_of(model: Seq2Seq | Ensemble) -> SearchBatch[Any]:
-    keys = sentence_keys([1], np.arange(len(LENGTHS)))
-    return SearchBatch(model.step, model.encode(SOURCE, LENGTHS), SYMBOLS, LIMITS, CPU, keys=lambda: keys)
-
-
-def beam(model: Seq2Seq | Ensemble, size: int = 4, n_best: int = 3) -> list[list[Hypothesis]]:
-    return beam_search(batch_of(model), Selection(size, EOS), n_best, scorer=PENALTY)
+def batch_of(models: Sequence[Seq2Seq]) -> SearchBatch[Any]:
+    keys, ensemble = sentence_keys([1], np.arange(len(LENGTHS))), SearchEnsemble([prepared(each, 4) for each in models])
+    return SearchBatch(ensemble.step, ensemble.encode(SOURCE, LENGTHS), SYMBOLS, LIMITS, CPU, keys=lambda: keys)
 
 
 def mean_probs(models: Sequence[Seq2Seq], sentence: int, prefix: list[int]) -> Tensor:
@@ -65,11 +61,12 @@ def test_the_logarithm_of_the_mean_keeps_small_probabilities(models: int) -> Non
 @torch.no_grad()
 def test_a_step_has_the_mean_probabilities_and_the_mean_attention() -> None:
     models = members()
-    ensemble = Ensemble(models)
-    state, states = ensemble.encode(SOURCE, LENGTHS), [model.encode(SOURCE, LENGTHS) for model in models]
+    searched = [prepared(model) for model in models]
+    ensemble = SearchEnsemble(searched)
+    state, states = ensemble.encode(SOURCE, LENGTHS), [model.encode(SOURCE, LENGTHS) for model in searched]
     for t in range(TARGET.shape[1]):
         step = ensemble.step(TARGET[:, t], state)
-        steps = [model.step(TARGET[:, t], its) for model, its in zip(models, states, strict=True)]
+        steps = [model.step(TARGET[:, t], its) for model, its in zip(searched, states, strict=True)]
         probs = torch.stack([each.logits.softmax(-1) for each in steps]).mean(0)
         assert step.logits.dtype == torch.float32
         torch.testing.assert_close(step.logits.exp().double(), probs, rtol=1e-5, atol=1e-7)
@@ -84,8 +81,8 @@ def test_hypotheses_are_worth_what_forced_decoding_says() -> None:
     """The states of all members follow each reordering of the beam."""
     models = members()
     ensemble = Ensemble(models)
-    drawn = sample(batch_of(ensemble), 4, lambda log_probs, uniform: inverse_cdf(log_probs, 1.0, uniform))
-    for found in (beam(ensemble), drawn):
+    drawn = sample(batch_of(models), 4, lambda log_probs, uniform: inverse_cdf(log_probs, 1.0, uniform))
+    for found in (beam_search(batch_of(models), Selection(4, EOS), 3, scorer=Scorer("average", 1.0)), drawn):
         assert len({tuple(each.tokens) for group in found for each in group}) > 6
         for sentence, group in enumerate(found):
             one = slice(sentence, sentence + 1)
@@ -104,6 +101,6 @@ def test_hypotheses_are_worth_what_forced_decoding_says() -> None:
 def test_an_ensemble_attends_if_a_member_does() -> None:
     models = members()
     assert Ensemble(models).attends
-    ensemble = Ensemble(models[3:] * 2)
-    assert not ensemble.attends
+    assert not Ensemble(models[3:] * 2).attends
+    ensemble = SearchEnsemble([prepared(models[3])] * 2)
     assert ensemble.step(TARGET[:, 0], ensemble.encode(SOURCE, LENGTHS)).weights is None

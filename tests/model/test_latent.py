@@ -7,20 +7,25 @@ from typing import Any
 import pytest
 import torch
 from small_models import (
+    COPYING,
+    FIRST_ORDER,
+    LATENT,
     LENGTHS,
     LIKELIHOOD,
     MARGINAL,
+    MOCHA,
     PAD,
     POSTERIOR,
     SOURCE,
     TARGET,
     VARIATIONAL,
     attention,
+    label,
     logits_of,
     model_of,
+    read_out,
     slope_equals_difference,
 )
-from test_model import COPYING, FIRST_ORDER, LATENT, MOCHA, label
 from torch import Tensor
 
 from nmt.attention.attention import Steering
@@ -47,7 +52,7 @@ def word_probs(model: Seq2Seq, sentence: int) -> tuple[Tensor, Tensor]:
     hidden, _ = model.decoder.rnn(words, torch.stack(state.hypothesis.recurrent.hidden))
     probs = torch.zeros(T, length, dtype=torch.float64)
     for t, s in itertools.product(range(T), range(length)):
-        readout = model.decoder.readout(hidden[0, t], memory.values[0, s], words[0, t])
+        readout = read_out(model, hidden[0, t], memory.values[0, s], words[0, t])
         probs[t, s] = model.output(readout).softmax(-1)[OUT[sentence, t]]
     energies = model.decoder.attention.score(hidden, memory.keys)[0]
     return probs, energies
@@ -160,13 +165,13 @@ def test_the_decoder_is_fed_the_posterior_mean(share: float) -> None:
             outputs, hidden = model.decoder.rnn(torch.cat([word, feed], dim=-1)[:, None], hidden.view(1, 1, -1))
             query = outputs[0, 0]
             prior = (values @ query).softmax(0)
-            readouts = torch.stack([model.decoder.readout(query, value, word[0]) for value in values])
+            readouts = torch.stack([read_out(model, query, value, word[0]) for value in values])
             probs = model.output(readouts).softmax(-1)
             mixture = prior @ probs
             torch.testing.assert_close(found[sentence, t], mixture.log(), **EXACT)
             posterior = prior * probs[:, OUT[sentence, t]]
             posterior = (1 - share) * posterior / posterior.sum() + share * prior
-            feed = model.decoder.readout(query, posterior @ values, word[0])[None]
+            feed = read_out(model, query, posterior @ values, word[0])[None]
 
 
 def test_the_bound_falls_short_of_the_likelihood_by_the_divergence_from_the_posterior() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from nmt.model import recurrent
-from nmt.model.recurrent import Recurrent, RecurrentState, UpperLayers, prepare_layers, run_rnn
+from nmt.model.recurrent import Recurrent, RecurrentState, UpperLayers, prepare_layers, run_rnn, swap_rows
 
 B, T, SIZE, H, M = 4, 6, 3, 5, 2
 LENGTHS = torch.tensor([6, 1, 4, 6])
@@ -127,3 +127,10 @@ def test_torchs_call_has_dropout_only_between_layers(layers: int, used: float) -
     recurrent._run_torch(rnn, torch.randn(B, T, SIZE), LENGTHS, None)
     assert seen == [used]
     assert rnn.dropout == 0.4
+
+
+def test_swapped_rows_take_their_gradients_back() -> None:
+    index = torch.tensor([2, 1, 0, 3])
+    tensor = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.equal(swap_rows(tensor, index), tensor[index])
+    assert torch.autograd.gradcheck(swap_rows, (tensor, index))

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from nmt.model.recurrent import gru_gates, lstm_gates
 from nmt.ops import products as module
-from nmt.ops.products import Linear, defer, deferring, linear, matmul, product
+from nmt.ops.products import Linear, defer, deferring, linear, matmul, product, rows
 
 STEPS = 4
 
@@ -124,10 +124,10 @@ SIZES = (5, 128)  # oneDNN multiplies the larger ones where it is faster
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_products_in_any_layout(layout: str, size: int) -> None:
-    for weight_layout, rows, bias in itertools.product(
+    for weight_layout, shape, bias in itertools.product(
         LAYOUTS.values(), [(6,), (2, 6), (1,)], [None, torch.randn(130)]
     ):
-        inputs, weight = LAYOUTS[layout](torch.randn(*rows, size)[None])[0], weight_layout(torch.randn(130, size))
+        inputs, weight = LAYOUTS[layout](torch.randn(*shape, size)[None])[0], weight_layout(torch.randn(130, size))
         torch.testing.assert_close(matmul(inputs, weight, bias), F.linear(inputs, weight, bias), rtol=1e-4, atol=1e-4)
         several, weights = LAYOUTS[layout](torch.randn(2, 6, size)), weight_layout(torch.randn(2, 130, size))
         expected = torch.einsum("dni,doi->dno", several, weights) + (0 if bias is None else bias)
@@ -156,3 +156,27 @@ def test_gradients_of_gates_have_the_types_of_their_tensors() -> None:
     for loss, operands in ((gru_gates(*gru, state).sum(), gru), (hidden.sum() + cell.sum(), lstm)):
         gradients = torch.autograd.grad(loss, [*operands, state])
         assert [gradient.dtype for gradient in gradients] == [torch.bfloat16, torch.bfloat16, torch.float32]
+
+
+def read_twice(tensor: Tensor, shared: bool) -> list[Tensor]:
+    indices = [torch.tensor([0, 5, 5, 2]), torch.tensor([5, 1])]
+    if not shared:
+        return [tensor.flatten(0, 1)[index] for index in indices]
+    (deferred,) = defer(tensor)
+    return [rows(deferred, index) for index in indices]
+
+
+@pytest.mark.parametrize("used", [[0, 1], [0], [1]])
+def test_reading_is_indexing(used: list[int]) -> None:
+    """Tests all choices of reads that the loss uses, and a second backward pass."""
+    tensor = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
+    gradients = []
+    for shared in (True, False):
+        reads = read_twice(tensor * 2, shared)
+        loss = sum((reads[i].square().sum() for i in used), start=torch.zeros(()).double())
+        for again in (True, False):
+            gradients.append(torch.autograd.grad(loss, [tensor], retain_graph=again)[0])
+    for gradient in gradients[1:]:
+        torch.testing.assert_close(gradient, gradients[0], rtol=0, atol=1e-12)
+    for found, expected in zip(read_twice(tensor, True), read_twice(tensor, False), strict=True):
+        assert torch.equal(found, expected)

@@ -1,13 +1,17 @@
 """Runs in separate processes with equal seeds and numbers of threads give equal bits."""
 
+import math
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import TINY
 from kills import differing, outcome
+
+from nmt.model.checkpoints import read_checkpoint, save_checkpoint
 
 pytestmark = pytest.mark.system
 SMALL = [
@@ -55,3 +59,14 @@ def test_another_seed_gives_other_weights(tmp_path: Path, monkeypatch: pytest.Mo
     found = differing(one, trained(tmp_path / "other", "bahdanau", 1))
     assert any(place.startswith("/last.pt/model") for place in found)
     assert not any(place.startswith("/tokenizer") for place in found)
+
+
+def test_equal_parameters_and_scores_give_equal_files(tmp_path: Path) -> None:
+    scores = {"bleu": 12.5, "loss": 1 / 3, "perplexity": math.inf}
+    state = {"model": {"b": torch.ones(3), "a": torch.zeros(2, 2)}, "step": 7, "scores": scores}
+    path, written = tmp_path / "best.safetensors", set()
+    for _ in range(20):  # the library draws the order of the metadata anew for each file
+        save_checkpoint(path, state)
+        written.add(path.read_bytes())
+    assert len(written) == 1
+    assert read_checkpoint(path)["scores"] == scores

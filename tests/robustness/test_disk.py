@@ -5,7 +5,6 @@ Each gives an error of one line and loses nothing; the run can go on once there 
 
 import logging
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,7 +16,6 @@ from forks import Work, ended, forked
 from kills import curves, differing, outcome
 from test_kills import RECIPE
 
-from nmt.system.files import write_atomically
 from nmt.training.journal import log_to_file
 
 
@@ -93,28 +91,6 @@ def test_a_full_disk_stops_the_run_and_room_lets_it_go_on(small_disk: Path, whol
     assert len(messages) >= 6
     assert any("last.pt" in message for message in messages)
     same(small_disk, whole)
-
-
-@pytest.mark.system
-def test_a_file_that_must_not_grow_leaves_the_old_one(tmp_path: Path) -> None:
-    """Simulates a disk quota by a limit on the size of files."""
-    path, output = tmp_path / "last.pt", tmp_path / "output.txt"
-    write_atomically(path, lambda file: torch.save({"weights": torch.zeros(10)}, file))
-    before = path.read_bytes()
-
-    def work() -> int:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-        try:
-            write_atomically(path, lambda file: torch.save({"weights": torch.ones(100_000)}, file))
-        except OSError as error:
-            print(error.filename, error.strerror)
-            return 3
-        return 0
-
-    assert ended(forked(work, output)) == 3, output.read_text()
-    assert output.read_text() == f"{path} File too large\n"
-    assert path.read_bytes() == before
-    assert [each.name for each in tmp_path.iterdir() if each.suffix == ".part"] == []
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")

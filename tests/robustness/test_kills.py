@@ -17,15 +17,8 @@ from nmt.config.schema import TrainConfig
 pytestmark = [pytest.mark.slow, pytest.mark.system]  # tests/training has fast tests of interruptions within one process
 # A run with validations, checkpoints between them, a schedule that has a state, dropout and sampled segmentations.
 RECIPE = [
-    *TINY,
-    "training.max_epochs=2",
-    "training.log_every=3",
-    "training.checkpoint_every=5",
-    "training.ema_decay=0.9",
-    "tokenizer.sampling=0.1",
-    "validation.unit=steps",
-    "validation.every=7",
-    "validation.samples=1",
+    *(*TINY, "training.max_epochs=2", "training.log_every=3", "training.checkpoint_every=5", "training.ema_decay=0.9"),
+    *("tokenizer.sampling=0.1", "validation.unit=steps", "validation.every=7", "validation.samples=1"),
 ]
 
 

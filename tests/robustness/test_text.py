@@ -85,17 +85,15 @@ CASES = [
     tsv(
         "TSV without a header", TSV.removeprefix(b"en\tfr\n"), "t.tsv, line 2: no column 'en' (there are: the number 0"
     ),
+    tsv("TSV after an empty line", b"\nen\tfr\na\tb\nc\n", "t.tsv, line 4: has 1 column, but line 2 has 2"),
+    tsv("TSV with CR for line ends", b"en\tfr\ra\tb\r", "t.tsv, line 1: has carriage returns within; convert the line"),
+    tsv("TSV with invalid UTF-8", TSV + b"\xff\tc\n", "t.tsv, line 62: not valid UTF-8"),
     tsv("TSV with lone CR, NUL and U+2028", TSV + "a\rb\0\u2028c\x85\td\n".encode(), kept(61)),
     tsv("CSV with an open quote", CSV + b'"a,b\nc,d\n', "t.csv, line 62: cannot be read as a table", "t.csv"),
     tsv("CSV with quotes inside", CSV + b'a "q" b,"c ""d"" e"\n', kept(61), "t.csv"),
     tsv("CSV with a line end in a cell", CSV + b'"a\nb",c\n', kept(61), "t.csv"),
     tsv("CSV with semicolons", b"en;fr\na;b\n", "line 1: has one column, but cells are separated by commas", "t.csv"),
-    tsv(
-        "JSON over several lines",
-        b'{\n"data": [\n{"en": "a"}]}\n',
-        "one object per line, or one array",
-        "t.jsonl",
-    ),
+    tsv("JSON over several lines", b'{\n"data": [\n{"en": "a"}]}\n', "one object per line, or one array", "t.jsonl"),
     tsv("JSON line that is a list", JSON + b"[1]\n", "t.jsonl, line 61: is no JSON object", "t.jsonl"),
     tsv("JSON line cut short", JSON + b'{"en": "a', "t.jsonl, line 61: cannot be read as JSON", "t.jsonl"),
     tsv("JSON null", JSON + b'{"en": null, "fr": "b"}\n', kept(60, empty=1), "t.jsonl"),

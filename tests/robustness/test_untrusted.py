@@ -127,12 +127,7 @@ def test_a_state_that_does_not_fit_is_not_resumed(name: str, run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"encoder": {"hidden": 2**14}, "decoder": {"hidden": 2**14}},
-        {"threads": 10**6},
-    ],
-    ids=str,
+    "changes", [{"encoder": {"hidden": 2**14}, "decoder": {"hidden": 2**14}}, {"threads": 10**6}], ids=str
 )
 def test_a_configuration_takes_no_memory_that_its_checkpoint_has_not(changes: dict[str, Any], run: Path) -> None:
     values = load_values(run / "config.yaml")

@@ -74,6 +74,27 @@ def test_a_corpus_without_a_test_set_is_measured_on_its_validation_set(
     assert sum(row["share"] for row in found["operations"]) == pytest.approx(1)
 
 
+@pytest.mark.slow
+def test_words_are_timed_beside_yoyodyne(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The interpreter stands for one that has yoyodyne, and prints what the script expects of it."""
+    table, interpreter = tmp_path / "words.tsv", tmp_path / "python"
+    table.write_text("".join(f"{word}\t{' '.join(word)}\n" for word in ("abba", "baa", "ab") for _ in range(30)))
+    interpreter.write_text("""#!/bin/sh\necho noise; echo '{"parameters": 1934, "tokens_per_second": 0.5}'\n""")
+    interpreter.chmod(0o755)
+    small = ("--rounds", "1", "--updates", "10", "--threads", "1")
+    monkeypatch.setattr(
+        sys, "argv", ["bench_words.py", *map(str, (table, table)), "--yoyodyne", str(interpreter), *small]
+    )
+    script("bench_words").main()
+    _, _, *rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in capsys.readouterr().out.splitlines()]
+    assert rows[0] == ["yoyodyne", "1,934", "0", "1.00"]
+    assert [row[0] for row in rows[1:]] == ["nmt, same sizes", "nmt, experiment=g2p"]
+    for _, _, speed, ratio in rows[1:]:
+        assert float(ratio) == pytest.approx(float(speed.replace(",", "")) / 0.5, abs=1.01)
+
+
 def test_operations_are_counted_by_kind() -> None:
     operations = script("operations")
     a, b, c, row = torch.zeros(3, 4), torch.zeros(4, 5), torch.zeros(3, 5), torch.zeros(1, 5)

@@ -192,9 +192,16 @@ def test_runs_of_a_corpus_share_its_text(
         corpora.pack(tmp_path / "study", tmp_path / "kept")
 
 
-def test_too_few_systems_are_not_tested(corpora: ModuleType, tmp_path: Path) -> None:
+def test_too_few_corpora_have_a_table_without_tests(corpora: ModuleType, tmp_path: Path) -> None:
     make_study(tmp_path / "study")
     assert corpora.pack(tmp_path / "study", tmp_path / "kept") == 0
     (tmp_path / "kept" / "cc.npz").unlink()
-    with pytest.raises(corpora.UserError, match="3 systems with scores on all of 2 corpora"):
-        corpora.compared(tmp_path / "kept", "test", "wer", None)
+    assert corpora.compare(tmp_path / "kept", "test", "none") == 0
+    assert {path.name for path in (tmp_path / "kept" / "comparison").iterdir()} == {
+        "comparison.json",
+        "wer.md",
+        "ser.md",
+    }
+    comparison = corpora.compared(tmp_path / "kept", "test", "wer", "none")
+    assert [row["mean"] for row in comparison["systems"]] == [25, 50, 100]
+    assert (comparison["friedman"], comparison["differences"], comparison["pairs"]) == (None, [], [])

@@ -57,7 +57,7 @@ class OneTokenDecides(nn.Module):
         layer = OutputLayer(self.likely[:, None], torch.zeros(vocabulary), None)
         self.output, self.models = SimpleNamespace(layer=lambda: layer), (self,)
 
-    def encode_embedded(self, embedded: Tensor, lengths: Tensor, source: Tensor) -> Tensor:
+    def encode(self, source: Tensor, lengths: Tensor, embedded: Tensor) -> Tensor:
         assert len(embedded) == len(lengths) == len(source)
         return embedded[:, self.key].sum(1)
 
@@ -143,7 +143,7 @@ def test_curves_are_those_of_each_mask_by_itself(
             embedded[:, :masks] = 0
             copyable = source.clone()
             copyable[:, :masks] = NEVER
-            state = model.encode_embedded(embedded, torch.tensor([source.shape[1]]), copyable)
+            state = model.encode(copyable, torch.tensor([source.shape[1]]), embedded)
             decoded = model.decoder(model.target_embedding(started), state)
             log_probs.append(model.log_probs(decoded.prediction, target, tokenizers.target.pad)[0])
     expected = (torch.stack(log_probs, 1) - log_probs[0][:, None]).clamp(max=0).exp()

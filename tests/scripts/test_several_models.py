@@ -128,6 +128,15 @@ def test_a_student_learns_what_both_directions_made(tmp_path: Path) -> None:
 
 
 TOKENIZERS = ["tokenizer=file", "tokenizer.source_model=s", "tokenizer.target_model=t"]
+VALUES = {
+    "source": 'kind="char" vocab_size=90 byte_fallback=false normalization="nfd"',
+    "target": 'kind="bpe" vocab_size=80 byte_fallback=true normalization="nfc"',
+}
+REST = "character_coverage=1.0 split_punctuation=true sampling=0.0"
+SIDES, EXCHANGED = (
+    [f"tokenizer.{side}.{value}" for side, of in sides for value in f"{VALUES[of]} {REST}".split()]
+    for sides in (zip(VALUES, VALUES, strict=True), zip(VALUES, reversed(VALUES), strict=True))
+)
 
 
 @pytest.mark.parametrize(
@@ -141,8 +150,8 @@ TOKENIZERS = ["tokenizer=file", "tokenizer.source_model=s", "tokenizer.target_mo
             "data.source_column=null data.target_column=null tokenizer.source_model=t tokenizer.target_model=s",
         ),
         (
-            [*FILES, "tokenizer.sampling=0.1", "tokenizer.sampling_sides=source"],
-            "data.source_column=null data.target_column=null tokenizer.sampling_sides=target",
+            [*FILES, "tokenizer=sides", *SIDES],
+            f"data.source_column=null data.target_column=null {' '.join(EXCHANGED)}",
         ),
     ],
 )

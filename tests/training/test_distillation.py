@@ -22,9 +22,9 @@ from nmt.data.prepare import prepare
 from nmt.model.checkpoints import new_model
 from nmt.model.output import Readouts
 from nmt.system.machine import Machine
+from nmt.training.initial import load_teachers
 from nmt.training.job import train
 from nmt.training.losses import Distillation, InferenceGradient, Objective
-from nmt.training.start import load_teachers
 
 Config = Callable[..., TrainConfig]
 SHORT = ["training.max_steps=3", "validation.unit=steps", "validation.every=3"]

@@ -14,11 +14,9 @@ import pytest
 from conftest import TINY
 from forks import call_text, ended, forked
 
-from nmt.config.schema import TrainConfig
 from nmt.training import dry_run as module
 from nmt.training.trainer import Trainer
 
-Config = Callable[..., TrainConfig]
 PRINTED = ["model", "memory", "update", "utilisation", "epoch", "validation", "run", "dry run"]
 
 
@@ -40,15 +38,19 @@ def left_in(home: Path) -> list[str]:
 
 @pytest.mark.system
 def test_it_tells_what_a_run_would_take_and_leaves_nothing(home: Path) -> None:
-    words = [*TINY, "seed=2", "validation.samples=1", "logger=[tensorboard]"]
+    words = [*TINY, "validation.unit=steps", "validation.every=7", "search.max_ratio=0.1"]
     done = call_text("nmt-train", "--dry-run", *words, cwd=home)
     assert done.returncode == 0, done.stderr
     lines = dict(line.split(": ", 1) for line in done.stdout.splitlines())
     assert list(lines) == PRINTED
     assert left_in(home) == ["home", "tmp"]
     assert "corpus: en to fr" in done.stderr
+    assert "search.m" not in done.stderr  # no advice about the lengths that the timed validation forces
     assert re.fullmatch(r"[\d.]+ s, [\d,]+ target tokens per second", lines["update"])
-    assert lines["run"].endswith(", epochs: 1, validations: 1, and the final evaluation)")
+    told = re.search(r"\(updates: (\d+), epochs: 1, validations: (\d+), and the final evaluation\)$", lines["run"])
+    assert told
+    updates, validations = map(int, told.groups())
+    assert validations == -(-updates // 7) > 1  # one more after the last update
 
 
 @pytest.mark.system
@@ -70,8 +72,7 @@ def test_what_it_is_not_for_is_refused_in_a_line(words: list[str], told: str, ho
 
 @pytest.mark.system
 @pytest.mark.parametrize(
-    ("number", "during"),
-    [(signal.SIGTERM, "update"), pytest.param(signal.SIGINT, "prepare", marks=pytest.mark.slow)],
+    ("number", "during"), [(signal.SIGTERM, "update"), pytest.param(signal.SIGINT, "prepare", marks=pytest.mark.slow)]
 )
 def test_a_signal_leaves_nothing_either(number: int, during: str, home: Path) -> None:
     """The signal arrives while the corpus is prepared, or during an update."""
@@ -100,24 +101,3 @@ def test_a_signal_leaves_nothing_either(number: int, during: str, home: Path) ->
     output = home.parent / ".nothing"
     assert ended(forked(work, output)) == 128 + number
     assert left_in(home) == ["home", "tmp"]
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["training.max_epochs=5", "validation.every=2"],
-        ["training.max_epochs=5", "training.max_steps=37", "validation.every=1"],
-        ["training.max_epochs=5", "validation.unit=steps", "validation.every=7"],
-        ["training.max_epochs=5", "validation.unit=steps", "validation.every=500"],
-    ],
-)
-def test_validations_are_counted_as_training_makes_them(overrides: list[str], train_config: Config) -> None:
-    config, epoch = train_config(*overrides), 10
-    training, validation = config.training, config.validation
-    total = min(training.max_steps or epoch * training.max_epochs, epoch * training.max_epochs)
-    count = 0
-    for step in range(1, total + 1):
-        end_of_epoch = step % epoch == 0 and (step // epoch) % validation.every == 0
-        due = step % validation.every == 0 if validation.unit == "steps" else end_of_epoch
-        count += due or step == total
-    assert module.validations_of(config, epoch, total) == count

@@ -73,6 +73,21 @@ def test_a_resumed_run_supersedes_what_came_after_its_checkpoint(tmp_path: Path)
     assert shown() == [(0, 4), (1, 4)]
 
 
+def test_the_progress_bar_shows_the_metrics_of_the_last_validation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Bar(journal.tqdm):  # type: ignore[misc, name-defined]
+        def __init__(self, **options: Any) -> None:  # noqa: ANN401
+            super().__init__(**{**options, "disable": False})
+
+    monkeypatch.setattr(journal, "tqdm", Bar)
+    with Journal(RunDirectory(tmp_path), config_of("logger=[]")) as opened:
+        opened.begin(-1, -1, 0, 10)
+        opened.validation(1, 0.1, {"loss": 1.0, "perplexity": 2.7, "bleu": 35.2, "ser": 9.87}, best=True)
+        opened.training(2, 0.2, {"loss": 1.0, **REST})
+    assert "tok/s, BLEU 35.20  SER 9.87" in capsys.readouterr().err
+
+
 def test_a_clock_that_was_set_back_hides_no_later_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.time()
     for begun, ahead in ((0, 0), (5, -86_400), (8, 3_600), (11, 60), (14, 60)):

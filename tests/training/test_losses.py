@@ -1,6 +1,7 @@
 """The objective: R-Drop, the loss terms of the attention, and the bound of variational attention."""
 
 import itertools
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -10,6 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from nmt.attention.attention import Attention
+from nmt.attention.normalizers import SoftmaxNormalizer
+from nmt.attention.scores import Past
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import Batch, Batches, make_batches
 from nmt.data.prepare import prepare
@@ -17,7 +20,7 @@ from nmt.model import latent
 from nmt.model.checkpoints import new_model
 from nmt.model.seq2seq import Seq2Seq
 from nmt.system.machine import Machine
-from nmt.training.losses import Objective
+from nmt.training.losses import Objective, coverage_loss, guided_alignment_loss
 from nmt.training.trainer import Trainer
 
 Config = Callable[..., TrainConfig]
@@ -242,3 +245,43 @@ def test_sampling_adds_a_loss_of_the_inference_network_alone(train_config: Confi
     touched = {name.partition(".")[0] for name, each in model.named_parameters() if each.grad is not None}
     assert "inference" in touched
     assert not touched & {"decoder", "bridge"}
+
+
+def test_coverage_loss_is_the_overlap_with_what_came_before() -> None:
+    weights, expected = torch.rand(2, 4, 5, dtype=torch.float64).softmax(-1), 0.0
+    real = torch.arange(4) < torch.tensor([4, 2])[:, None]
+    for b, t in real.nonzero().tolist():
+        for s in range(5):
+            expected += min(float(weights[b, t, s]), float(weights[b, :t, s].sum()))
+    torch.testing.assert_close(float(coverage_loss(weights, real)), expected, rtol=1e-12, atol=0)
+
+
+def test_guided_alignment_is_the_cross_entropy_of_given_rows() -> None:
+    log_weights = torch.rand(2, 4, 5, dtype=torch.float64).log_softmax(-1)
+    given = torch.zeros(2, 4, 5, dtype=torch.float64)
+    given[0, 1, 2], given[1, 0, :2] = 1.0, 0.5
+    expected = -log_weights[0, 1, 2] - 0.5 * log_weights[1, 0, :2].sum()
+    torch.testing.assert_close(guided_alignment_loss(log_weights, given), expected)
+
+
+def test_guided_alignment_passes_over_what_a_window_excludes() -> None:
+    log_weights = torch.tensor([[[0.0, -torch.inf]]], requires_grad=True)
+    loss = guided_alignment_loss(log_weights, torch.tensor([[[0.0, 1.0]]]))
+    loss.backward()
+    assert loss == 0
+    assert log_weights.grad is not None
+    assert not log_weights.grad.any()
+
+
+@pytest.mark.parametrize("gap", [1.0, 60.0, 95.0, 110.0, 1e4])
+def test_guided_alignment_has_the_exact_gradient_however_small_the_weight(gap: float) -> None:
+    """The gradient is p - reference, also if the weight is subnormal in float32 (gap 95) or zero (gap 110)."""
+    normalizer, keep = SoftmaxNormalizer(), torch.ones(1, 1, 3, dtype=torch.bool)
+    normalizer.with_log_weights = True
+    energies = torch.tensor([[[gap + 1, 0.0, gap]]], requires_grad=True)
+    log_weights = normalizer(energies, keep, Past.start(keep[:, 0])).log_weights
+    loss = guided_alignment_loss(log_weights, torch.tensor([[[0.0, 1.0, 0.0]]]))
+    (gradient,) = torch.autograd.grad(loss, energies)
+    expected = energies[0, 0].detach().double().softmax(-1) - torch.tensor([0.0, 1.0, 0.0]).double()
+    torch.testing.assert_close(gradient[0, 0].double(), expected, rtol=1e-6, atol=1e-6)
+    assert float(loss.detach()) == pytest.approx(gap + 1 + math.log1p(math.exp(-1) + math.exp(-gap - 1)))

@@ -1,37 +1,30 @@
 """Updates: accumulation, clipping, non-finite gradients, batches too large for memory, optimizers, schedules."""
 
-import gc
 import logging
-import weakref
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from fitting import before_update, fitted
-from fitting import weights as weights_of
-from pydantic import TypeAdapter
 
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
-from nmt.config.schema import training as schema
 from nmt.data.batching import Batch, make_batches
 from nmt.data.prepare import prepare
 from nmt.model.checkpoints import new_model
-from nmt.model.seq2seq import Seq2Seq
 from nmt.system.machine import Machine
 from nmt.training.losses import Objective, Value
-from nmt.training.optimizer import Schedule, make_optimizer, make_schedule
 from nmt.training.trainer import MemoryLimit, Trainer
-from nmt.translate.prepared_model import SearchModel
 
 Config = Callable[..., TrainConfig]
+
 STILL = ["embedding.dropout=0", "encoder.dropout=0", "decoder.dropout=0"]
+
 AT_RATE = ["schedule=constant", "schedule.warmup_steps=0"]
+
 SGD = [*STILL, *AT_RATE, "optimizer=sgd", "optimizer.lr=0.5"]
 
 
@@ -133,36 +126,6 @@ def test_every_optimizer_learns_and_takes_the_schedules_rate(optimizer: str, tra
     assert sorted(id(p) for group in groups for p in group["params"]) == sorted(map(id, trainer.model.parameters()))
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd", "adadelta"])
-def test_weight_decay_is_that_of_the_papers_and_of_matrices_alone(optimizer: str, train_config: Config) -> None:
-    """With a gradient of zero, only the decay remains: decoupled in AdamW, else a gradient of decay * parameters."""
-    decay, rate, eps = 0.3, 0.1, 1e-6
-    # These add a scalar parameter and the gain of a layer norm.
-    parts = ["attention/score=normed_additive", "encoder/self_attention=attention"]
-    more = [] if optimizer == "sgd" else [f"optimizer.eps={eps}"]
-    config = train_config(f"optimizer={optimizer}", f"optimizer.weight_decay={decay}", *parts, *more)
-    model = new_model(config, prepare(config.data, config.tokenizer).tokenizers)
-    chosen = make_optimizer(config.optimizer, model)
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    for group in chosen.param_groups:
-        group["lr"] = rate
-    chosen.step()
-    for name, parameter in model.named_parameters():
-        old = before[name]
-        gradient = decay * old
-        expected = {
-            "adam": old - rate * gradient / (gradient.abs() + eps),  # the first step is about the gradient's sign
-            "adamw": old - rate * decay * old,
-            "sgd": old - rate * gradient,
-            "adadelta": old - rate * gradient * (eps / (0.05 * gradient.square() + eps)).sqrt(),
-        }[optimizer]
-        decayed = parameter.dim() > 1
-        torch.testing.assert_close(parameter.detach(), expected if decayed else old)
-        assert decayed == (not any(part in name for part in ("bias", "gain", "norm.weight")))
-
-
 def test_bf16_stays_near_fp32(train_config: Config) -> None:
     exact, rough = (trainer_of(train_config(*STILL), precision) for precision in ("fp32", "bf16"))
     updates = [trainer.update(parts(trainer)) for trainer in (rough, exact)]
@@ -235,90 +198,3 @@ def test_other_errors_are_not_taken_for_it(train_config: Config, monkeypatch: py
     monkeypatch.setattr(Objective, "__call__", broken)
     with pytest.raises(RuntimeError, match="shapes"):
         trainer_of(train_config()).next_update()
-
-
-@pytest.mark.slow
-def test_validation_translates_and_measures_by_halves(
-    train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = train_config("training.max_steps=3", "validation.unit=steps", "validation.every=3", "training.log_every=9")
-    fitted(config, tmp_path / "whole")
-    for name in ("encode", "force", "forward"):
-        real = getattr(Seq2Seq, name)
-
-        def limited(self: Seq2Seq, *given: Any, _real: Any = real, **more: Any) -> Any:  # noqa: ANN401
-            if not self.training and len(given[0]) > 3:
-                raise torch.OutOfMemoryError("out of memory")
-            return _real(self, *given, **more)
-
-        monkeypatch.setattr(Seq2Seq, name, limited)
-    fitted(config, tmp_path / "halved")
-    for name, value in weights_of(tmp_path / "whole", "best").items():
-        torch.testing.assert_close(weights_of(tmp_path / "halved", "best")[name], value)
-
-
-# Learning-rate schedules
-
-
-def schedule(total: int = 100, **values: Any) -> Schedule:  # noqa: ANN401
-    return make_schedule(TypeAdapter(schema.Schedule).validate_python(values), total)
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ({"kind": "constant", "warmup_steps": 4}, {0: 0, 1: 0.25, 2: 0.5, 4: 1, 5: 1, 99: 1}),
-        ({"kind": "inverse_sqrt", "warmup_steps": 10}, {0: 0, 5: 0.5, 10: 1, 40: 0.5}),
-        (
-            {"kind": "cosine", "warmup_steps": 20, "min_factor": 0.1},
-            {0: 0, 10: 0.5, 20: 1, 60: 0.55, 100: 0.1, 500: 0.1},
-        ),
-        (
-            {"kind": "step", "warmup_steps": 0, "start": 10, "every": 5, "factor": 0.5},
-            {1: 1, 10: 1, 11: 0.5, 15: 0.5, 16: 0.25, 21: 0.125},
-        ),
-        ({"kind": "plateau", "warmup_steps": 4, "factor": 0.5, "patience": 0, "min_factor": 0.0}, {0: 0, 2: 0.5, 9: 1}),
-    ],
-)
-def test_factors_by_hand(values: dict[str, Any], expected: dict[int, float]) -> None:
-    made = schedule(**values)
-    assert {step: made.factor(step) for step in expected} == pytest.approx(expected)
-
-
-def test_a_cosine_ends_with_a_run_that_ends_with_its_warm_up() -> None:
-    assert schedule(5, kind="cosine", warmup_steps=5, min_factor=0.0).factor(5) == 1
-
-
-def test_plateau_reduces_when_patience_is_over_and_an_improvement_resets_it() -> None:
-    plateau = schedule(kind="plateau", warmup_steps=0, factor=0.5, patience=1, min_factor=0.2)
-    seen = []
-    for improved in (True, False, True, False, False, False, False, False, False):
-        plateau.observe(improved)
-        seen.append(plateau.factor(9))
-    assert seen == [1, 1, 1, 1, 0.5, 0.5, 0.25, 0.25, 0.2]
-    resumed = schedule(kind="plateau", warmup_steps=0, factor=0.5, patience=1, min_factor=0.2)
-    resumed.load_state_dict(plateau.state_dict())
-    assert resumed.factor(9) == 0.2
-
-
-def test_weights_packed_for_search_are_freed_after_each_validation(
-    train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[weakref.ref[SearchModel]] = []
-    real = SearchModel.__init__
-
-    def init(self: SearchModel, *given: Any) -> None:  # noqa: ANN401
-        real(self, *given)
-        made.append(weakref.ref(self))
-
-    monkeypatch.setattr(SearchModel, "__init__", init)
-    kept: list[int] = []
-
-    def count() -> None:
-        gc.collect()
-        kept.append(sum(model() is not None for model in made))
-
-    before_update(monkeypatch, 3, count)
-    fitted(train_config("training.max_steps=3", "validation.unit=steps", "validation.every=2"), tmp_path / "run")
-    assert made
-    assert kept == [0]

@@ -18,29 +18,24 @@ from nmt.training import utilisation
 from nmt.training.job import Job, build, prepare
 
 
-def test_a_larger_vocabulary_adds_the_flops_of_its_rows() -> None:
-    """Each of 2 x 6 positions takes 2 R FLOPs per row of the output layer forward, and twice as many backward."""
-    config, _ = compose("train", TrainConfig, TINY)
+@pytest.mark.parametrize("positions", [1, 4])
+def test_a_larger_vocabulary_adds_the_flops_of_its_rows(positions: int) -> None:
+    """Each of 2 x 6 readouts takes 2 R FLOPs per row of the output layer forward, and twice as many backward.
+
+    A sum over 4 source positions has as many readouts for each target token, and weighs their products.
+    """
+    top = ["attention=marginal", "attention.alignment.top_k=4", "attention.alignment.min_share=0"]
+    config, _ = compose("train", TrainConfig, [*TINY, *(top if positions > 1 else [])])
     sentences = torch.randint(4, 20, (2, 6))
-    batch = Batch(np.arange(2), sentences, torch.tensor([6, 5]), sentences, sentences, target_tokens=10)
+    batch = Batch(np.arange(2), sentences, torch.tensor([6, 6]), sentences, sentences, target_tokens=12)
     small, large = (build_model(config, size, size, (0, 0)) for size in (20, 50))
-    readout = small(sentences, batch.lengths, sentences).readouts.shape[-1]
+    row = 3 * 2 * small(sentences, batch.lengths, sentences).readouts.shape[-1]
     counts = [utilisation.flops_per_token(model, [batch], pad=0) for model in (small, large)]
-    assert counts[1] - counts[0] == pytest.approx(3 * 2 * readout * (50 - 20) * 12 / 10)
-    assert counts[0] > 3 * 2 * readout * 20 * 12 / 10  # encoder, attention and cells
-
-
-def test_each_position_of_a_sum_adds_the_flops_of_its_output() -> None:
-    """Each of the 2 x 6 target positions sums over 4 source positions. Each of them adds one product."""
-    counts = []
-    for vocabulary in (20, 50):
-        words = [*TINY, "attention=marginal", "attention.alignment.top_k=4", "attention.alignment.min_share=0"]
-        model = build_model(compose("train", TrainConfig, words)[0], vocabulary, vocabulary, (0, 0))
-        sentences = torch.randint(4, 20, (2, 6))
-        batch = Batch(np.arange(2), sentences, torch.tensor([6, 6]), sentences, sentences, target_tokens=12)
-        counts.append(utilisation.flops_per_token(model, [batch], pad=0))
-    readout = model(sentences, batch.lengths, sentences).readouts.shape[-1]
-    assert counts[1] - counts[0] > 3 * 2 * readout * (50 - 20) * 4  # the products, and their weighted sums
+    if positions == 1:
+        assert counts[1] - counts[0] == pytest.approx(30 * row)
+    else:
+        assert counts[1] - counts[0] > 30 * row * positions
+    assert counts[0] > 20 * row  # encoder, attention and cells
 
 
 def test_the_rate_of_the_product_is_measured_once_for_a_machine(

@@ -1,24 +1,31 @@
 """The monitored score decides about the best checkpoint, patience, the plateau schedule and the result of a sweep."""
 
+import gc
 import json
 import re
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fitting import fitted, metrics
+import torch
+from fitting import before_update, fitted, metrics
+from fitting import weights as weights_of
 
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.evaluate.metrics import METRICS, WITHOUT_TEXT
-from nmt.training import checkpoint
-from nmt.training.checkpoint import EarlyStopping
+from nmt.model.checkpoints import read_checkpoint
+from nmt.model.seq2seq import Seq2Seq
 from nmt.training.job import train
-from nmt.training.validation import Validation
+from nmt.training.stopping import EarlyStopping
+from nmt.translate.prepared_model import SearchModel
 
 Config = Callable[..., TrainConfig]
+
 HIGHER_IS_BETTER = {"bleu": True, "chrf": True, "ter": False, "wer": False, "loss": False, "aer": False}
+
 RUN = ["training.max_steps=4", "validation.unit=steps", "validation.every=1", "schedule=plateau", "schedule.patience=0"]
 
 
@@ -41,18 +48,18 @@ def test_best_checkpoint_patience_and_plateau_follow_the_monitored_score(
     sign = 1 if HIGHER_IS_BETTER[monitor] else -1
     told = iter([0.5, 0.7, 0.6, 0.6])
 
-    def validation(_: object) -> Validation:
+    def validation(_: object) -> tuple[dict[str, float], list[Any]]:
         score = next(told)
-        return Validation({"loss": 1.0, "perplexity": 1.0, "bleu": -score, monitor: sign * score}, [])
+        return {"loss": 1.0, "perplexity": 1.0, "bleu": -score, monitor: sign * score}, []
 
     monkeypatch.setattr("nmt.training.validation.Validator.__call__", validation)
     config = train_config(
         *RUN, f"validation.monitor={monitor}", "validation.patience=2", "training.max_steps=9", "training.log_every=99"
     )
     fitted(config, tmp_path / "run")
-    last = checkpoint.load(tmp_path / "run" / "checkpoints" / "last.pt")
+    last = read_checkpoint(tmp_path / "run" / "checkpoints" / "last.pt")
     assert (last["step"], last["stopping"]["best_step"]) == (4, 2)
-    assert checkpoint.load(tmp_path / "run" / "checkpoints" / "best.safetensors")["step"] == 2
+    assert read_checkpoint(tmp_path / "run" / "checkpoints" / "best.safetensors")["step"] == 2
     assert last["schedule"]["reduction"] < 1
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert manifest["training"][f"best_{monitor}"] == sign * 0.7
@@ -71,12 +78,12 @@ def test_monitored_scores_are_those_of_the_final_evaluation(
         # With one step, the last validation measures the best checkpoint.
         words = f"validation.monitor={monitor}", "evaluation.metrics=[bleu,chrf,mean]"
         assert train(train_config("training.max_steps=1", *words), tmp_path / monitor, []) == 0
-        runs[monitor] = checkpoint.load(tmp_path / monitor / "checkpoints" / "last.pt")["model"]
+        runs[monitor] = read_checkpoint(tmp_path / monitor / "checkpoints" / "last.pt")["model"]
         (line,) = validations(tmp_path / monitor)
         results = json.loads((tmp_path / monitor / "results.json").read_text())["validation"]
         assert results["signatures"].keys() == {"bleu", "chrf", "mean"}
         known = {name.partition("/")[2] for name in line if name.startswith("validation/")}
-        assert known & {*METRICS, *WITHOUT_TEXT} == {"loss", "bleu", "aer", monitor}
+        assert known & {*METRICS, *WITHOUT_TEXT} == {"loss", "aer", "bleu", "chrf", "mean"}
         for name in known & results.keys():
             assert line[f"validation/{name}"] == pytest.approx(results[name], abs=1e-4), name
         for name, tensor in runs["bleu"].items():
@@ -105,3 +112,46 @@ def test_an_unknown_metric_is_named_before_anything_is_written(
     with pytest.raises(UserError, match=re.escape(message)):
         train(train_config(word), tmp_path / "run", [])
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_validation_translates_and_measures_by_halves(
+    train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = train_config("training.max_steps=3", "validation.unit=steps", "validation.every=3", "training.log_every=9")
+    fitted(config, tmp_path / "whole")
+    for name in ("encode", "force", "forward"):
+        real = getattr(Seq2Seq, name)
+
+        def limited(self: Seq2Seq, *given: Any, _real: Any = real, **more: Any) -> Any:  # noqa: ANN401
+            if not self.training and len(given[0]) > 3:
+                raise torch.OutOfMemoryError("out of memory")
+            return _real(self, *given, **more)
+
+        monkeypatch.setattr(Seq2Seq, name, limited)
+    fitted(config, tmp_path / "halved")
+    for name, value in weights_of(tmp_path / "whole", "best").items():
+        torch.testing.assert_close(weights_of(tmp_path / "halved", "best")[name], value)
+
+
+def test_weights_packed_for_search_are_freed_after_each_validation(
+    train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[weakref.ref[SearchModel]] = []
+    real = SearchModel.__init__
+
+    def init(self: SearchModel, *given: Any) -> None:  # noqa: ANN401
+        real(self, *given)
+        made.append(weakref.ref(self))
+
+    monkeypatch.setattr(SearchModel, "__init__", init)
+    kept: list[int] = []
+
+    def count() -> None:
+        gc.collect()
+        kept.append(sum(model() is not None for model in made))
+
+    before_update(monkeypatch, 3, count)
+    fitted(train_config("training.max_steps=3", "validation.unit=steps", "validation.every=2"), tmp_path / "run")
+    assert made
+    assert kept == [0]

@@ -85,7 +85,6 @@ class TrainConfig(Model, Machine):
                 for key in ("embedding.tie_source_target", "decoder.copy")
                 for separate, remedy in (
                     ("tokenizer.kind=sides", "use another tokenizer, such as tokenizer=bpe"),
-                    ("tokenizer.joint=false", "set tokenizer.joint=true"),
                     ("tokenizer.target_model!=null", "leave out tokenizer.target_model"),
                 )
             ),

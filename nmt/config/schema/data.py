@@ -208,24 +208,8 @@ class MultilingualData(Preparation):
 Data = Annotated[DemoData | FilesData | HubData | MultilingualData, BY_KIND]
 
 
-class SegmentationSampling(Section):
-    """Random segmentation of the training data.
-
-    With BPE it is BPE-dropout (Provilkov et al. 2020), with a unigram model subword regularisation (Kudo 2018).
-    """
-
-    sampling: Fraction
-    sampling_sides: Literal["both", "source", "target"]
-
-    @property
-    def sampling_by_side(self) -> tuple[float, float]:
-        """The value of `sampling` for source and target: 0 on a side that is segmented without randomness."""
-        sides = self.sampling_sides
-        return self.sampling if sides != "target" else 0.0, self.sampling if sides != "source" else 0.0
-
-
 class TokenizerSide(Section):
-    """What the text of one language is cut into, and its Unicode form."""
+    """What text is cut into, and its Unicode form."""
 
     kind: Literal["bpe", "unigram", "char", "word"]
     vocab_size: VocabularySize
@@ -235,19 +219,23 @@ class TokenizerSide(Section):
     split_punctuation: bool
     sampling: Fraction
 
-    conflicts = Conflict.each("sampling>0 needs pieces that can be split, but kind=char|word; use kind=bpe or unigram")
+    conflicts = Conflict.each("sampling>0 needs merges that can be skipped, but kind=unigram|char|word; use kind=bpe")
 
 
-class TrainedTokenizer(TokenizerSide, SegmentationSampling):
-    """The same values for both languages."""
+class TrainedTokenizer(TokenizerSide):
+    """A tokenizer that both languages share, with one vocabulary."""
 
-    joint: bool
     max_train_lines: Count
     lowercase: bool
 
+    @property
+    def sampling_by_side(self) -> tuple[float, float]:
+        """The value of `sampling` for source and target."""
+        return self.sampling, self.sampling
+
 
 class SidesTokenizer(Section):
-    """A separate tokenizer for each side."""
+    """A tokenizer for each language, each with its vocabulary."""
 
     kind: Literal["sides"]
     source: TokenizerSide
@@ -256,21 +244,22 @@ class SidesTokenizer(Section):
     lowercase: bool
 
     @property
-    def joint(self) -> bool:
-        """Whether both languages share one vocabulary."""
-        return False
-
-    @property
     def sampling_by_side(self) -> tuple[float, float]:
         """The value of `sampling` for source and target."""
         return self.source.sampling, self.target.sampling
 
 
-class FileTokenizer(SegmentationSampling):
+class FileTokenizer(Section):
     kind: Literal["file"]
     source_model: PathName
     target_model: PathName | None
     lowercase: bool
+    sampling: Fraction
+
+    @property
+    def sampling_by_side(self) -> tuple[float, float]:
+        """The value of `sampling` for source and target."""
+        return self.sampling, self.sampling
 
 
 TokenizerConfig = Annotated[TrainedTokenizer | SidesTokenizer | FileTokenizer, BY_KIND]

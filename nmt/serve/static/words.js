@@ -5,15 +5,15 @@ const END = "</s>";
 const UNKNOWN = "<unk>";
 
 // Returns the index of the word that each piece belongs to. A word starts at a piece that begins with "▁", at "</s>" and after
-// "</s>". "<unk>" is a word by itself, together with a piece "▁" before it. A piece with "▁" inside spans several words: it gets
-// the index of the first one, and the index after it grows by one for each "▁" inside.
+// "</s>". "<unk>" is a word by itself. A lone "▁" belongs to the piece that follows. A piece with "▁" inside spans several words:
+// it gets the index of the first one, and the index after it grows by one for each "▁" inside.
 export function wordsOfPieces(pieces) {
   const words = [];
   pieces.forEach((piece, index) => {
     if (!index) return words.push(0);
     const previous = pieces[index - 1];
-    const unknown = previous === UNKNOWN || (piece === UNKNOWN && previous !== START);
-    const starts = piece.startsWith(START) || piece === END || previous === END || unknown;
+    const alone = [previous, piece].some((each) => each === END || each === UNKNOWN);
+    const starts = previous !== START && (piece.startsWith(START) || alone);
     const inside = Array.from(previous).slice(1).filter((character) => character === START).length;
     return words.push(words[index - 1] + inside + Number(starts));
   });

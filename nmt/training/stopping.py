@@ -1,78 +1,22 @@
-"""Checks checkpoints before a run resumes, tracks the best validation, and records signals to stop."""
+"""What ends a run early: validations without a new best, and signals."""
 
 import logging
 import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
-import torch
-from torch import Tensor, nn
-
-from nmt.config.errors import UserError
 from nmt.evaluate.metrics import sign_of
-from nmt.model.checkpoints import read_checkpoint, same_form
 from nmt.system.distributed import Interrupted
 
 # For this many seconds after the first signal, a SIGINT counts as a copy of the same Ctrl-C: the terminal sends Ctrl-C
 # to all processes, and a launcher may pass it on as well.
 SAME_CTRL_C = 2.0
 log = logging.getLogger(__name__)
-
-
-def load(path: Path) -> dict[str, Any]:
-    """Load a checkpoint without executing code in it. Raises UserError if it is damaged."""
-    try:
-        return read_checkpoint(path)
-    except ValueError:
-        raise UserError(f"{path}: is corrupt; delete it to train from the start, or restore a copy") from None
-
-
-def check(state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Check that a checkpoint has the tensor shapes of this model and optimizer, and valid numbers.
-
-    Raises ValueError for a wrong shape or number. A checkpoint with another structure can raise any other exception,
-    such as KeyError.
-    """
-    weights = model.state_dict()
-    if not all(same_form(state[name], weights) for name in ("model", "updated") if name in state):
-        raise ValueError("the weights of another model")
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for number, values in state["optimizer"]["state"].items():
-        shapes = {parameters[number].shape, torch.Size([])}
-        if any(isinstance(value, Tensor) and value.shape not in shapes for value in values.values()):
-            raise ValueError("the optimizer's state is that of another model")
-    stopping, (seconds, tokens), (updates, window_tokens, window_seconds) = (
-        state[name] for name in ("stopping", "spent", "window")
-    )
-    counts = [state[name] for name in ("step", "epoch", "batch_index", "validated", "total_steps")]
-    counts += [*state["bad"], state["logged_step"] + 1, tokens, window_tokens]
-    counts += [stopping["best_step"], stopping["waited"]]
-    if any(type(count) is not int or count < 0 for count in counts) or min(seconds, window_seconds) < 0:
-        raise ValueError("a count is not a natural number")
-    if not isinstance(stopping["best"], float | int | None):
-        raise ValueError("the best score is not a number")
-    if any(term.dim() or update.keys() != updates[0].keys() for update in updates for term in update.values()):
-        raise ValueError("a sum is not a number")
-
-
-@contextmanager
-def use_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """Load a state dict into the model within this context; at its end, restore the previous values bit for bit.
-
-    Values are copied into the model's tensors: tied parameters stay tied, and cuDNN's parameters stay contiguous.
-    """
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    try:
-        model.load_state_dict(weights)
-        yield
-    finally:
-        model.load_state_dict(before)
 
 
 class EarlyStopping:
@@ -134,9 +78,7 @@ class StopSignals:
         self._previous = {number: signal.signal(number, self._record) for number in recorded}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
@@ -155,14 +97,9 @@ class StopSignals:
             except Interrupted as stop:
                 log.warning("%s: saving a checkpoint", stop)
                 save()
-                self._call_launcher()
+                if self.received == signal.SIGUSR2:
+                    self._previous[self.received](self.received, None)  # may end the process
                 raise
-
-    def _call_launcher(self) -> None:
-        """Call the launcher's handler if SIGUSR2 was received. The handler may end the process."""
-        if self.received == signal.SIGUSR2:
-            handler: Callable[[int, FrameType | None], object] = self._previous[self.received]
-            handler(self.received, None)
 
     def _record(self, number: int, frame: FrameType | None) -> None:
         if self.received is None:

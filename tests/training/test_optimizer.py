@@ -1,8 +1,5 @@
-"""Checkpoints: atomic writes, saving at signals, the choice of the best, and the moving average of parameters."""
+"""Optimizers, schedules of the learning rate, and moving averages of the weights."""
 
-import math
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,97 +9,20 @@ import pytest
 import torch
 from fitting import fitted, metrics, same, state
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 from torch import nn
 
 from nmt.config.schema import TrainConfig
-from nmt.model.checkpoints import read_checkpoint, save_checkpoint
-from nmt.system.distributed import Interrupted
+from nmt.config.schema import training as schema
+from nmt.data.prepare import prepare
+from nmt.model.checkpoints import new_model, read_checkpoint, save_checkpoint
 from nmt.system.run import RunDirectory
-from nmt.training.checkpoint import SAME_CTRL_C, EarlyStopping, StopSignals, load, use_weights
 from nmt.training.losses import Objective, Value
-from nmt.training.optimizer import MovingAverage
+from nmt.training.optimizer import MovingAverage, Schedule, make_optimizer, make_schedule, use_weights
 from nmt.training.trainer import Trainer, Update
 from nmt.translate.translator import Translator
 
 Config = Callable[..., TrainConfig]
-
-
-# Signals
-
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-@pytest.mark.parametrize("number", STOPPING)
-def test_the_first_is_noted_repetitions_are_not_and_ctrl_c_stops_at_once(
-    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    handler = signal.getsignal(number)
-    now = 100.0
-    monkeypatch.setattr("nmt.training.checkpoint.time.monotonic", lambda: now)
-    with StopSignals() as signals:
-        for repeated in (number, number, signal.SIGTERM):
-            os.kill(os.getpid(), repeated)
-        assert signals.received == number
-        now += SAME_CTRL_C
-        os.kill(os.getpid(), signal.SIGINT)  # a repeated Ctrl-C, from the launcher; ignored
-        now += 0.1
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-    assert signal.getsignal(number) == handler
-
-
-@pytest.mark.parametrize("number", STOPPING)
-def test_what_the_process_ignores_stays_ignored(number: signal.Signals) -> None:
-    signal.signal(number, signal.SIG_IGN)  # as nohup does for SIGHUP, and & in a script for SIGINT
-    with StopSignals() as signals:
-        os.kill(os.getpid(), number)
-        assert signals.received is None
-    assert signal.getsignal(number) == signal.SIG_IGN
-
-
-def test_a_signal_saves_undisturbed_and_then_reaches_the_launcher() -> None:
-    events: list[object] = []
-    signal.signal(signal.SIGUSR2, lambda number, _: events.append(number))
-    signals = StopSignals()
-
-    def save() -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-        events.append("saved all of it")
-
-    def work() -> None:
-        with signals.saving(save):
-            os.kill(os.getpid(), signal.SIGUSR2)
-            assert (signals.received, events) == (signal.SIGUSR2, [])
-            signals.check()
-
-    with pytest.raises(Interrupted):
-        work()
-    assert events == ["saved all of it", signal.SIGUSR2]
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-
-
-def test_what_a_launcher_handles_is_left_to_it() -> None:
-    handled: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _: handled.append(number))
-    with StopSignals() as signals:
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert signals.received is None
-        assert signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL  # without a request, SIGUSR2 has no handler
-    assert handled == [signal.SIGTERM]
-
-
-# The best validation and patience
-
-
-@pytest.mark.parametrize("patience", [2, None])
-def test_patience_counts_validations_since_the_best_and_an_equal_score_is_no_improvement(patience: int | None) -> None:
-    stopping, resumed = EarlyStopping("bleu", patience), EarlyStopping("bleu", patience)
-    scores = [1.0, 0.5, 2.0, 2.0, 0.0]
-    seen = [(stopping.update({"bleu": score}, step), stopping.exhausted) for step, score in enumerate(scores)]
-    assert [best for best, _ in seen] == [True, False, True, False, False]
-    assert [exhausted for _, exhausted in seen] == [False] * 4 + [patience is not None]
-    resumed.load_state_dict(stopping.state_dict())
-    assert resumed.state_dict() == {"best": 2.0, "best_step": 2, "waited": 2}
 
 
 # Averages of parameters
@@ -166,7 +86,7 @@ def test_a_checkpoint_holds_the_average_and_the_weights_to_the_bit(tmp_path: Pat
         model.change()
         average.update(step)
     save_checkpoint(tmp_path / "last.pt", average.state_dict())
-    resumed.load_state_dict(load(tmp_path / "last.pt"))
+    resumed.load_state_dict(read_checkpoint(tmp_path / "last.pt"))
     assert same(copied(other), copied(model))
     for each, changed in ((average, model), (resumed, other)):
         torch.manual_seed(7)
@@ -177,17 +97,6 @@ def test_a_checkpoint_holds_the_average_and_the_weights_to_the_bit(tmp_path: Pat
     assert averaged["output.weight"].data_ptr() == averaged["embedding.weight"].data_ptr()
     assert other.output.weight is other.embedding.weight
     assert not same(average.state_dict()["model"], average.state_dict()["updated"])
-
-
-def test_equal_parameters_and_scores_give_equal_files(tmp_path: Path) -> None:
-    scores = {"bleu": 12.5, "loss": 1 / 3, "perplexity": math.inf}
-    state = {"model": {"b": torch.ones(3), "a": torch.zeros(2, 2)}, "step": 7, "scores": scores}
-    path, written = tmp_path / "best.safetensors", set()
-    for _ in range(20):  # the library draws the order of the metadata anew for each file
-        save_checkpoint(path, state)
-        written.add(path.read_bytes())
-    assert len(written) == 1
-    assert read_checkpoint(path)["scores"] == scores
 
 
 def test_a_model_gets_its_weights_back_whatever_happens() -> None:
@@ -249,3 +158,77 @@ def test_a_run_validates_and_saves_the_average_and_trains_the_weights(
         tokens = sum(len(each.tokens) for each in scored)
         loss = -sum(each.log_prob for each in scored) / tokens
         assert loss == pytest.approx(logged[state(run, name)["step"]], rel=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd", "adadelta"])
+def test_weight_decay_is_that_of_the_papers_and_of_matrices_alone(optimizer: str, train_config: Config) -> None:
+    """With a gradient of zero, only the decay remains: decoupled in AdamW, else a gradient of decay * parameters."""
+    decay, rate, eps = 0.3, 0.1, 1e-6
+    # These add a scalar parameter and the gain of a layer norm.
+    parts = ["attention/score=normed_additive", "encoder/self_attention=attention"]
+    more = [] if optimizer == "sgd" else [f"optimizer.eps={eps}"]
+    config = train_config(f"optimizer={optimizer}", f"optimizer.weight_decay={decay}", *parts, *more)
+    model = new_model(config, prepare(config.data, config.tokenizer).tokenizers)
+    chosen = make_optimizer(config.optimizer, model)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    for group in chosen.param_groups:
+        group["lr"] = rate
+    chosen.step()
+    for name, parameter in model.named_parameters():
+        old = before[name]
+        gradient = decay * old
+        expected = {
+            "adam": old - rate * gradient / (gradient.abs() + eps),  # the first step is about the gradient's sign
+            "adamw": old - rate * decay * old,
+            "sgd": old - rate * gradient,
+            "adadelta": old - rate * gradient * (eps / (0.05 * gradient.square() + eps)).sqrt(),
+        }[optimizer]
+        decayed = parameter.dim() > 1
+        torch.testing.assert_close(parameter.detach(), expected if decayed else old)
+        assert decayed == (not any(part in name for part in ("bias", "gain", "norm.weight")))
+
+
+# Learning-rate schedules
+
+
+def schedule(total: int = 100, **values: Any) -> Schedule:  # noqa: ANN401
+    return make_schedule(TypeAdapter(schema.Schedule).validate_python(values), total)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"kind": "constant", "warmup_steps": 4}, {0: 0, 1: 0.25, 2: 0.5, 4: 1, 5: 1, 99: 1}),
+        ({"kind": "inverse_sqrt", "warmup_steps": 10}, {0: 0, 5: 0.5, 10: 1, 40: 0.5}),
+        (
+            {"kind": "cosine", "warmup_steps": 20, "min_factor": 0.1},
+            {0: 0, 10: 0.5, 20: 1, 60: 0.55, 100: 0.1, 500: 0.1},
+        ),
+        (
+            {"kind": "step", "warmup_steps": 0, "start": 10, "every": 5, "factor": 0.5},
+            {1: 1, 10: 1, 11: 0.5, 15: 0.5, 16: 0.25, 21: 0.125},
+        ),
+        ({"kind": "plateau", "warmup_steps": 4, "factor": 0.5, "patience": 0, "min_factor": 0.0}, {0: 0, 2: 0.5, 9: 1}),
+    ],
+)
+def test_factors_by_hand(values: dict[str, Any], expected: dict[int, float]) -> None:
+    made = schedule(**values)
+    assert {step: made.factor(step) for step in expected} == pytest.approx(expected)
+
+
+def test_a_cosine_ends_with_a_run_that_ends_with_its_warm_up() -> None:
+    assert schedule(5, kind="cosine", warmup_steps=5, min_factor=0.0).factor(5) == 1
+
+
+def test_plateau_reduces_when_patience_is_over_and_an_improvement_resets_it() -> None:
+    plateau = schedule(kind="plateau", warmup_steps=0, factor=0.5, patience=1, min_factor=0.2)
+    seen = []
+    for improved in (True, False, True, False, False, False, False, False, False):
+        plateau.observe(improved)
+        seen.append(plateau.factor(9))
+    assert seen == [1, 1, 1, 1, 0.5, 0.5, 0.25, 0.25, 0.2]
+    resumed = schedule(kind="plateau", warmup_steps=0, factor=0.5, patience=1, min_factor=0.2)
+    resumed.load_state_dict(plateau.state_dict())
+    assert resumed.factor(9) == 0.2

@@ -1,9 +1,8 @@
-"""What a run needs at its start: the corpus report, initial parameters from another run, and teachers.
+"""What a run takes from other runs at its start: initial weights and teachers.
 
 Shapes: V tokens of the new vocabulary, W tokens of the old vocabulary.
 """
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,20 +12,15 @@ from torch import Tensor
 from nmt.config import schema
 from nmt.config.compose import flatten
 from nmt.config.errors import UserError, for_shell
-from nmt.config.schema.data import FileTokenizer, SidesTokenizer, TokenizerSide
 from nmt.config.schema.model import Model
 from nmt.config.schema.training import Distillation
-from nmt.data.prepared import Prepared, Split
+from nmt.data.prepared import Prepared
 from nmt.data.tokenizer import Tokenizer, Tokenizers
-from nmt.evaluate.metrics import ScoreSettings, nfc, score
 from nmt.model.checkpoints import BEST, load_model, new_model
 from nmt.model.seq2seq import Seq2Seq
 from nmt.system.machine import Machine
 from nmt.system.run import RunDirectory, load_config
 
-ROUND_TRIPS = 2_000  # largest number of references per split whose round trip is scored; this takes a fifth of a second
-MIN_BLEU = 99.0  # round trip BLEU below which the corpus report warns
-MIN_USED = 0.9  # share of used training pairs below which the log warns
 TABLES = {
     "source_embedding.weight": "source",
     "target_embedding.weight": "target",
@@ -34,84 +28,10 @@ TABLES = {
     "output.bias": "target",
 }
 """Parameters with one row per token of a vocabulary, and the side that the vocabulary belongs to."""
-log = logging.getLogger(__name__)
 
 
-def corpus_report(prepared: Prepared, config: schema.TrainConfig, settings: ScoreSettings) -> dict[str, Any]:
-    """Return the report of a prepared corpus, with round_trip_bleu of each held-out split and a warning if it is low.
-
-    round_trip_bleu is the BLEU of the references, after the tokenizer has encoded and decoded them, against the
-    unchanged references. No model's translations are expected to score higher.
-    """
-    splits, warnings = dict(prepared.report["splits"]), list(prepared.report["warnings"])
-    for split in prepared:
-        if split.name == "train":
-            continue
-        bleu = round_trip_bleu(split, prepared.tokenizers.target, settings)
-        splits[split.name] = {**splits[split.name], "round_trip_bleu": round(bleu, 4)}
-        if bleu < MIN_BLEU:
-            remedy = _remedy(config, splits[split.name]["unknown_rate"][1])
-            warnings.append(
-                f"{split.name}: the references have BLEU {bleu:.2f} against themselves after the tokenizer has encoded "
-                f"and decoded them, so all translations score too low; try {remedy}"
-            )
-    return {**prepared.report, "splits": splits, "warnings": warnings}
-
-
-def round_trip_bleu(split: Split, tokenizer: Tokenizer, settings: ScoreSettings, sentences: int = ROUND_TRIPS) -> float:
-    """Encode and decode up to `sentences` references; return the BLEU of the result against the references."""
-    chosen = range(0, len(split), -(-len(split) // sentences))
-    references = nfc([split.target.line(index) for index in chosen])
-    decoded = nfc([tokenizer.decode(split.target.ids(index).tolist()) for index in chosen])
-    if all(line.split() == reference.split() for line, reference in zip(decoded, references, strict=True)):
-        return 100.0  # sacreBLEU gives less if no sentence has four words
-    return score(decoded, references, settings, ("bleu",))["bleu"]
-
-
-def _remedy(config: schema.TrainConfig, unknown_rate: float) -> str:
-    """Suggest overrides with which the tokenizer loses less of each reference, or with which BLEU ignores the loss."""
-    tokenizer = config.tokenizer
-    if tokenizer.lowercase and not config.evaluation.lowercase:
-        return "evaluation.lowercase=true"
-    if isinstance(tokenizer, FileTokenizer):
-        return "a tokenizer trained on this corpus (tokenizer=bpe)"
-    key = "tokenizer"
-    target: TokenizerSide
-    if isinstance(tokenizer, SidesTokenizer):
-        key, target = "tokenizer.target", tokenizer.target
-    else:
-        target = tokenizer
-    values = [f"{key}.byte_fallback=true"] if unknown_rate else []
-    if target.normalization in {"nfkc", "nfkd"}:
-        values.append(f"{key}.normalization=nfc")
-    return " ".join(values) or f"{key}.normalization=none"
-
-
-def log_corpus_report(report: Mapping[str, Any]) -> None:
-    """Log the corpus report, with its warnings last."""
-    log.info("corpus: %s to %s, vocabulary %s", *report["languages"], " and ".join(map(str, report["vocabulary"])))
-    for name, split in report["splits"].items():
-        dropped = ", ".join(f"{count} {reason}" for reason, count in split["dropped"].items()) or "none"
-        log.info(
-            "  %-10s %8d pairs, dropped: %s; %s + %s tokens, longest %s, unknown %s%s%s",
-            name,
-            split["kept"],
-            dropped,
-            *(f"{tokens:,}" for tokens in split["tokens"]),
-            "/".join(map(str, split["longest"])),
-            "/".join(f"{100 * rate:.2f} %" for rate in split["unknown_rate"]),
-            f"; {split['sources_in_train']} sources also in train" if "sources_in_train" in split else "",
-            f"; round trip BLEU {split['round_trip_bleu']:.2f}" if "round_trip_bleu" in split else "",
-        )
-    train = report["splits"]["train"]
-    if train["kept"] < MIN_USED * train["read"]:
-        log.warning("corpus: only %d of %d training pairs are used", train["kept"], train["read"])
-    for warning in report["warnings"]:
-        log.warning("corpus: %s", warning)
-
-
-class Start(NamedTuple):
-    """Initial parameters from another run."""
+class InitialWeights(NamedTuple):
+    """The parameters that a run starts from, taken from another run."""
 
     weights: dict[str, Tensor]  # the model's state dict
     record: dict[str, Any]  # description of that run for the manifest, from `record_of`
@@ -125,7 +45,7 @@ class Teachers(NamedTuple):
     records: list[dict[str, Any]]  # description of each teacher's run for the manifest, from `record_of`
 
 
-def load_start(config: schema.TrainConfig, prepared: Prepared) -> Start | None:
+def load_initial_weights(config: schema.TrainConfig, prepared: Prepared) -> InitialWeights | None:
     """Load the best checkpoint of training.start_from; return None if the configuration names no run.
 
     If that run has other tokenizers, its embeddings and output layer are converted to the new vocabulary. Raises
@@ -153,7 +73,7 @@ def load_start(config: schema.TrainConfig, prepared: Prepared) -> Start | None:
         weights, spelled = transfer_weights(weights, random, tokenizers, prepared.tokenizers)
         pieces = " and ".join(f"{count} {side} pieces" for side, count in spelled.items())
         description += f", with another tokenizer: {pieces} start from its vectors"
-    return Start(weights, record, description)
+    return InitialWeights(weights, record, description)
 
 
 def load_teachers(

@@ -5,15 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_models import BOS, EOS, LENGTHS, PAD, SOURCE, TARGET, V, attention, model_of
-from test_model import COPYING, label
+from small_models import BOS, COPYING, EOS, LENGTHS, PAD, SOURCE, TARGET, V, attention, label, model_of, prepared
 from torch import Tensor
 
 from nmt.model.output import NEVER, copyable
 from nmt.model.seq2seq import Seq2Seq
 from nmt.ops.draws import sentence_keys
 from nmt.translate.beam import beam_search
-from nmt.translate.prepared_model import SearchModel
 from nmt.translate.sampling import inverse_cdf, rollout, sample
 from nmt.translate.search import Limits, SearchBatch, Symbols
 from nmt.translate.selection import Scorer, Selection
@@ -70,8 +68,8 @@ def test_neither_the_end_nor_what_may_not_be_copied_is_copyable() -> None:
 def test_a_search_copies_within_its_vocabulary() -> None:
     """A search with a vocabulary neither generates nor copies tokens outside it, and normalises over its tokens."""
     model, vocabulary = model_of(**DOT), torch.tensor([0, 1, 2, 3, 4, 6, 7, 10])
-    prepared = SearchModel(model, 2, lambda weight, bounded=False: weight)
-    step = prepared.step(torch.tensor([2, 2, 2]), prepared.encode(SOURCE, LENGTHS, vocabulary))
+    searched = prepared(model, 2)
+    step = searched.step(torch.tensor([2, 2, 2]), searched.encode(SOURCE, LENGTHS, vocabulary))
     decoded = model(SOURCE, LENGTHS, TARGET[:, :1])
     logits, shares = model.output(decoded.readouts)[:, 0], decoded.prediction.shares[:, 0]
     for row, length in enumerate(LENGTHS.tolist()):
@@ -88,9 +86,9 @@ def test_a_search_copies_within_its_vocabulary() -> None:
 def test_searches_score_what_forced_decoding_scores(changes: dict[str, Any]) -> None:
     """Hypotheses of greedy search, beam search and sampling get the same score from forced decoding."""
     model = model_of(**changes)
-    prepared = SearchModel(model, 3, lambda weight, bounded=False: weight)
+    searched = prepared(model, 3)
     keys = sentence_keys((1,), np.arange(3))
-    batch = SearchBatch(prepared.step, prepared.encode(REPEATED, LENGTHS), SYMBOLS, LIMITS, CPU, keys=lambda: keys)
+    batch = SearchBatch(searched.step, searched.encode(REPEATED, LENGTHS), SYMBOLS, LIMITS, CPU, keys=lambda: keys)
     found = [
         [[greedy] for greedy in rollout(batch, lambda log_probs, _: log_probs.argmax(-1))],
         beam_search(batch, Selection(3, EOS), 3, scorer=Scorer()),

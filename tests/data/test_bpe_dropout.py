@@ -1,10 +1,9 @@
-"""BPE-dropout and subword regularisation: equal to `encode` without randomness, and the same in every process."""
+"""BPE-dropout: equal to `encode` without randomness, and the same in every process."""
 
 import io
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -14,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentencepiece import sentencepiece_model_pb2
 
-from nmt.data import subword_sampling
+from nmt.data import bpe_dropout
 from nmt.data.corpus import DemoPairs
 from nmt.data.tokenizer import Tokenizer
 
@@ -41,16 +40,15 @@ TEXT = st.one_of(
     st.text("aenst ", max_size=20),  # repeats the same pairs of characters
     st.text(CHARACTERS, max_size=60),
 )
-KINDS = pytest.mark.parametrize("kind", ["bpe", "unigram"])
 
 
 @cache
-def made(kind: str, name: str = "plain") -> Tokenizer:
+def made(name: str = "plain") -> Tokenizer:
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(ENGLISH + FRENCH),
         model_writer=model,
-        model_type=kind,
+        model_type="bpe",
         minloglevel=2,
         hard_vocab_limit=False,
         **(PLAIN | MODELS[name]),
@@ -66,19 +64,8 @@ def normalised(tokenizer: Tokenizer, line: str) -> str:
 @given(line=TEXT)
 @settings(max_examples=30, deadline=None)
 def test_without_dropout_bpe_is_encode(name: str, line: str) -> None:
-    tokenizer = made("bpe", name)
+    tokenizer = made(name)
     assert tokenizer.sample([line], 0, [1]) == tokenizer.encode([line])
-
-
-@pytest.mark.parametrize("name", MODELS)
-@given(line=TEXT)
-@settings(max_examples=30, deadline=None)
-def test_the_sharpest_unigram_sampling_is_encode(name: str, line: str) -> None:
-    tokenizer = made("unigram", name)
-    (drawn,), (best,) = tokenizer.sample([line], 1e5, [1]), tokenizer.encode([line])
-    if drawn != best:  # two segmentations may have the same score
-        score = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.model).get_score
-        assert math.isclose(sum(map(score, drawn)), sum(map(score, best)), rel_tol=1e-5)
 
 
 def test_of_equal_pairs_the_leftmost_is_merged_first() -> None:
@@ -99,29 +86,27 @@ def unknown(tokenizer: Tokenizer) -> str:
 @given(line=TEXT)
 @settings(max_examples=30, deadline=None)
 def test_bpe_without_merges_is_characters(line: str) -> None:
-    tokenizer = made("bpe", "few characters")
+    tokenizer = made("few characters")
     runs = re.findall(f"{unknown(tokenizer)}|.", normalised(tokenizer, line), re.DOTALL)
     expected = ["<unk>" if re.fullmatch(unknown(tokenizer), run) else run for run in runs]
     assert tokenizer.pieces(tokenizer.sample([line], 1, [1])[0]) == [*expected, "</s>"]
 
 
-@KINDS
 @given(line=TEXT, alpha=st.floats(0, 1), seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=30, deadline=None)
-def test_pieces_spell_the_line(kind: str, line: str, alpha: float, seed: int) -> None:
-    tokenizer = made(kind, "few characters")
+def test_pieces_spell_the_line(line: str, alpha: float, seed: int) -> None:
+    tokenizer = made("few characters")
     drawn = tokenizer.pieces(tokenizer.sample([line], alpha, [seed])[0])
     assert "".join(drawn) == re.sub(unknown(tokenizer), "<unk>", normalised(tokenizer, line)) + "</s>"
-    tokenizer = made(kind, "bytes")
+    tokenizer = made("bytes")
     drawn, plain = tokenizer.sample([line], alpha, [seed])[0], tokenizer.encode([line])[0]
     assert tokenizer.decode(drawn) == tokenizer.decode(plain)
 
 
-@KINDS
 @given(lines=st.lists(WORDS, max_size=8), alpha=st.floats(0.1, 1))
 @settings(max_examples=30, deadline=None)
-def test_symbols_of_the_user_stay_whole(kind: str, lines: list[str], alpha: float) -> None:
-    tokenizer = made(kind, "symbols")
+def test_symbols_of_the_user_stay_whole(lines: list[str], alpha: float) -> None:
+    tokenizer = made("symbols")
     line = " ".join(lines)
     user = tuple(MODELS["symbols"]["user_defined_symbols"])
     expected, drawn = (
@@ -131,9 +116,8 @@ def test_symbols_of_the_user_stay_whole(kind: str, lines: list[str], alpha: floa
     assert drawn == expected
 
 
-@KINDS
-def test_a_draw_depends_on_its_seed_alone(kind: str) -> None:
-    tokenizer, lines = made(kind), ENGLISH[:40]
+def test_a_draw_depends_on_its_seed_alone() -> None:
+    tokenizer, lines = made(), ENGLISH[:40]
     seeds = [2**32 - 1, *range(39)]
     drawn = tokenizer.sample(lines, 0.2, seeds)
     assert drawn == tokenizer.sample(lines, 0.2, seeds) != tokenizer.encode(lines)
@@ -145,22 +129,16 @@ def test_a_draw_depends_on_its_seed_alone(kind: str) -> None:
     assert len({tuple(ids) for ids in tokenizer.sample([ENGLISH[0]] * 50, 0.2, range(50))}) > 10
 
 
-@pytest.mark.parametrize(
-    ("kind", "alpha", "longest_cached"), [("bpe", 0.1, 32), ("bpe", 0.5, 0), ("unigram", 0.1, 32), ("unigram", 0.5, 32)]
-)
+@pytest.mark.parametrize(("alpha", "longest_cached"), [(0.1, 32), (0.5, 0)])
 def test_frequencies_are_those_of_sentencepiece(
-    kind: str, alpha: float, longest_cached: int, monkeypatch: pytest.MonkeyPatch
+    alpha: float, longest_cached: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subword_sampling, "LONGEST_CACHED", longest_cached)
-    tokenizer = made(kind)
-    longest = sorted({word for line in ENGLISH for word in line.split()}, key=lambda word: (len(word), word))
-    expect_like_frequencies(tokenizer, (longest[-1], f"{longest[-20]} ☃", "the cat"), alpha)
-
-
-def expect_like_frequencies(tokenizer: Tokenizer, lines: Sequence[str], alpha: float, draws: int = 2000) -> None:
-    """Compare the frequencies of all segmentations with SentencePiece's, within random variation."""
+    """Compares the frequencies of all segmentations, within random variation."""
+    monkeypatch.setattr(bpe_dropout, "LONGEST_CACHED", longest_cached)
+    tokenizer, draws = made(), 2000
     theirs = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.model)
-    for line in lines:
+    longest = sorted({word for line in ENGLISH for word in line.split()}, key=lambda word: (len(word), word))
+    for line in (longest[-1], f"{longest[-20]} ☃", "the cat"):
         ours = Counter(tuple(ids[:-1]) for ids in tokenizer.sample([line] * draws, alpha, range(draws)))
         sampled = (theirs.encode(line, enable_sampling=True, alpha=alpha, nbest_size=-1) for _ in range(draws))
         expected = Counter(map(tuple, sampled))
@@ -169,15 +147,7 @@ def expect_like_frequencies(tokenizer: Tokenizer, lines: Sequence[str], alpha: f
             assert abs(ours[cut] - expected[cut]) < 5.5 * math.sqrt(2 * draws * share), (line, cut)
 
 
-@pytest.mark.parametrize(("kind", "possible"), [("bpe", False), ("unigram", True)])
-def test_unused_pieces_stay_unused_or_the_model_is_refused(kind: str, possible: bool) -> None:
-    model = sentencepiece_model_pb2.ModelProto.FromString(made(kind).model)
-    for piece in list(model.pieces)[3::4]:
-        piece.type = piece.UNUSED
-    tokenizer = Tokenizer(model.SerializeToString())
-    assert tokenizer.can_sample() == possible
-    if possible:
-        unused = {i for i, piece in enumerate(model.pieces) if piece.type == piece.UNUSED}
-        assert tokenizer.sample(ENGLISH, 1e5, range(300)) == tokenizer.encode(ENGLISH)
-        assert not unused & {i for ids in tokenizer.sample(ENGLISH, 0.1, range(300)) for i in ids}
-        expect_like_frequencies(tokenizer, sorted({word for line in ENGLISH[:3] for word in line.split()})[:5], 0.1)
+def test_a_model_with_unused_pieces_cannot_be_sampled() -> None:
+    model = sentencepiece_model_pb2.ModelProto.FromString(made().model)
+    model.pieces[3].type = model.pieces[3].UNUSED
+    assert not Tokenizer(model.SerializeToString()).can_sample()

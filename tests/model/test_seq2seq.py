@@ -1,174 +1,40 @@
 """Laws of the whole model, for combinations of its components."""
 
-import itertools
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from pairwise import slow_but_pairwise
 from small_models import (
     BOS,
-    CHO,
+    COMBINATIONS,
+    COVERAGE,
     EOS,
+    EVERY,
+    FERTILITY,
     LENGTHS,
     LIKELIHOOD,
-    MARGINAL,
-    NONE,
+    MOCHA,
     PAD,
-    POSTERIOR,
     SELF_ATTENTION,
     SOURCE,
     TARGET,
     VALID,
-    VARIATIONAL,
     attention,
+    label,
     logits_of,
     model_of,
+    prepared,
 )
 from torch import Tensor
 
 from nmt.model.seq2seq import Seq2Seq
 from nmt.translate.beam import beam_search
+from nmt.translate.prepared_model import SearchModel
 from nmt.translate.search import Limits, SearchBatch, Symbols
 from nmt.translate.selection import Scorer, Selection
 
-LOCAL_P = {"kind": "local_p", "reach": 1, "dim": 3}
-MONOTONIC = {"kind": "monotonic", "noise": 1.0, "initial_offset": 1.0, "outside_training": "stop"}
-MOCHA = {"kind": "mocha", "noise": 1.0, "initial_offset": 1.0, "outside_training": "stop", "chunk": 2}
-FERTILITY = {"kind": "fertility", "fertility": 0.7}
-FIRST_ORDER = {"kind": "first_order", "reach": 2, "monotonic": False}
-LINEAR_CHAIN = {"kind": "linear_chain"}
-HEADS = {"kind": "heads", "heads": 2, "dim": 4}
-COVERAGE = {"kind": "linear", "loss_weight": 1.0, "loss_start": 0}
-FREE = COVERAGE | {"loss_weight": 0.0}  # coverage without the coverage loss
-
-
-def case(cell: str, layers: int, attend: str, feeding: bool, kind: dict[str, Any], **decoder: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Return the values that turn the default small model into this case."""
-    values = {"layers": layers, "attend": attend, "input_feeding": feeding, **decoder}
-    more = {f"decoder__{name}": value for name, value in values.items()}
-    return {"encoder__cell": cell, "decoder__cell": cell, "attention": kind, **more}
-
-
-COMBINATIONS = [
-    case(
-        *(cell, layers, attend, feeding, kind),
-        readout=readout,
-        bridge=bridge,
-        lexical=layers == 2 and kind["kind"] != "none",
-        fixnorm=readout == "deep",
-        residual=readout == "deep" and layers == 2,
-    )
-    for (cell, layers, readout, bridge), attend, feeding, kind in itertools.product(
-        [
-            ("gru", 1, "maxout", "final"),
-            ("lstm", 2, "attentional", "mean"),
-            ("rnn", 2, "deep", "final"),
-            ("lstm", 1, "deep", "final"),
-        ],
-        ["before", "between", "after", "first_layer"],
-        [False, True],
-        [
-            NONE,
-            CHO,
-            attention("additive"),
-            attention("dot"),
-            attention("location_aware", coverage=COVERAGE),
-            attention("general", window=LOCAL_P, projection=HEADS),
-            attention("normed_additive", normalizer=MONOTONIC),
-        ],
-    )
-    if (attend == "after" or kind["kind"] != "none") and (attend != "first_layer" or (layers == 2 and not feeding))
-]
-COMBINATIONS += [
-    case(*timing, kind)
-    for timing, kind in itertools.product(
-        [
-            ("gru", 1, "before", False),
-            ("lstm", 2, "after", False),
-            ("rnn", 1, "between", True),
-            ("gru", 2, "first_layer", False),
-        ],
-        [
-            attention("general", normalizer=LINEAR_CHAIN),
-            attention("additive", normalizer=FERTILITY, projection=HEADS),
-            attention("dot", normalizer=FERTILITY, coverage=COVERAGE),
-            attention("normed_additive", normalizer=MOCHA),
-            attention("location_aware", normalizer=MOCHA, projection=HEADS),
-            attention("gaussian_mixture"),
-        ],
-    )
-]
-GNMT = case("lstm", 4, "first_layer", False, attention("normed_additive"), residual=3)
-GNMT |= {"encoder__bidirectional": "first", "encoder__layers": 4, "encoder__residual": 3}
-COMBINATIONS += [GNMT, case("gru", 1, "after", False, attention("dot")) | {"encoder__self_attention": SELF_ATTENTION}]
-EXPECTED = MOCHA | {"outside_training": "expected"}
-COMBINATIONS += [case("gru", 1, "before", False, attention("normed_additive", normalizer=EXPECTED))]
-FEW = MARGINAL | {"top_k": 3, "min_share": 0.5}
-EXACT_POSTERIOR = POSTERIOR | {"prior_share": 0.0}
-LATENT = [
-    case(*timing, kind, readout=readout, lexical=lexical, fixnorm=lexical, residual=timing[1] == 2)
-    for timing, readout, lexical, kind in [
-        (("gru", 1, "after", True), "deep", True, attention("general", alignment=MARGINAL)),
-        (("lstm", 2, "before", False), "maxout", False, attention("additive", alignment=MARGINAL | {"top_k": 2})),
-        (("gru", 1, "between", True), "attentional", True, attention("dot", alignment=MARGINAL)),
-        (("lstm", 2, "first_layer", False), "deep", True, attention("additive", alignment=FEW)),
-        (
-            *(("rnn", 1, "after", False), "deep", False),
-            attention("location_aware", alignment=MARGINAL, window={"kind": "local_m", "reach": 1}),
-        ),
-        (("gru", 1, "after", False), "deep", False, attention("general", alignment=MARGINAL, window=LOCAL_P)),
-        (("gru", 1, "after", True), "deep", False, attention("general", alignment=VARIATIONAL)),
-        (("lstm", 1, "before", False), "deep", True, attention("additive", alignment=VARIATIONAL | {"top_k": 2})),
-        (
-            *(("gru", 1, "after", True), "deep", False),
-            attention("general", alignment=VARIATIONAL, normalizer=LINEAR_CHAIN),
-        ),
-        (("gru", 1, "after", True), "deep", True, attention("general", alignment=POSTERIOR)),
-        (("lstm", 2, "after", True), "maxout", False, attention("additive", alignment=POSTERIOR | {"top_k": 2})),
-        (
-            *(("gru", 1, "after", False), "deep", True),
-            attention("general", alignment=EXACT_POSTERIOR, normalizer=FIRST_ORDER),
-        ),
-        (("gru", 1, "before", True), "deep", False, attention("additive", alignment=POSTERIOR, coverage=FREE)),
-    ]
-]
-COMBINATIONS += LATENT
-COPYING = [
-    case(*timing, kind, readout=readout, lexical=lexical, fixnorm=lexical, copy=True)
-    for timing, readout, lexical, kind in [
-        (("gru", 1, "after", False), "deep", False, attention("dot")),
-        (("lstm", 2, "before", True), "maxout", True, attention("additive", coverage=COVERAGE)),
-        (("gru", 1, "between", False), "attentional", True, attention("general", projection=HEADS)),
-        (("lstm", 2, "first_layer", False), "deep", False, attention("additive", normalizer={"kind": "sparsemax"})),
-        (("rnn", 2, "after", True), "deep", True, attention("general", window=LOCAL_P)),
-        (("gru", 1, "after", False), "maxout", False, attention("normed_additive", normalizer=MOCHA, projection=HEADS)),
-        (("lstm", 1, "before", False), "deep", False, attention("dot", normalizer=FERTILITY)),
-    ]
-]
-COMBINATIONS += COPYING
 SYMBOLS, CPU = Symbols(BOS, EOS, (PAD, BOS)), torch.device("cpu")
-
-
-def label(changes: dict[str, Any]) -> str:
-    parts = changes["attention"]
-    kind = parts["context"] if parts["kind"] == "none" else parts["score"]["kind"]
-    for part, plain in (("normalizer", "softmax"), ("alignment", "expected")):
-        if parts.get(part, {}).get("kind", plain) != plain:
-            kind += f"-{parts[part]['kind']}"
-    feed = "-feed" if changes["decoder__input_feeding"] else ""
-    feed += "-copy" if changes.get("decoder__copy") else ""
-    return f"{changes['encoder__cell']}{changes['decoder__layers']}-{changes['decoder__attend']}{feed}-{kind}"
-
-
-def choices(changes: dict[str, Any]) -> list[tuple[str, str]]:
-    """List the keys and values of a combination, with the attention's components as keys of their own."""
-    values = {**changes, **{f"attention.{part}": value for part, value in changes["attention"].items()}}
-    return [(key, str(value)) for key, value in values.items() if key != "attention"]
-
-
-EVERY = slow_but_pairwise(COMBINATIONS, choices)
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
 
@@ -179,7 +45,7 @@ def test_gradients_of_inputs_leave_nothing_in_those_of_parameters(score: str) ->
     model = model_of(attention=attention(score), decoder__attend="before")
     for partial in (False, True):
         embedded = model.source_embedding(SOURCE).detach().requires_grad_()
-        decoded = model.decode(TARGET, model.encode_embedded(embedded, LENGTHS, SOURCE))
+        decoded = model.decode(TARGET, model.encode(SOURCE, LENGTHS, embedded))
         loss = logits_of(model, decoded).log_softmax(-1)[..., 4].sum()
         if partial:
             torch.autograd.grad(loss, embedded, retain_graph=True)
@@ -197,13 +63,14 @@ def test_laws(changes: dict[str, Any]) -> None:
     with torch.no_grad():
         decoded = model(SOURCE, LENGTHS, TARGET)
         logits = logits_of(model, decoded)
-        steps_go_where_teacher_forcing_goes(model, decoded.weights, logits)
+        for hypotheses in (1, 2):  # two hypotheses share a memory that is already multiplied
+            steps_go_where_teacher_forcing_goes(prepared(model, hypotheses), decoded.weights, logits)
         padding_and_batch_mates_change_nothing(model, logits)
         a_word_depends_on_the_words_before_it_alone(model, logits)
     every_parameter_takes_part(model)
 
 
-def steps_go_where_teacher_forcing_goes(model: Seq2Seq, weights: Tensor | None, logits: Tensor) -> None:
+def steps_go_where_teacher_forcing_goes(model: SearchModel, weights: Tensor | None, logits: Tensor) -> None:
     state = model.encode(SOURCE, LENGTHS)
     for t in range(TARGET.shape[1]):
         step = model.step(TARGET[:, t], state)
@@ -245,9 +112,10 @@ def every_parameter_takes_part(model: Seq2Seq) -> None:
 def test_beams(changes: dict[str, Any]) -> None:
     """Hypotheses that share their sentence's memory give the same beams as copies of it, with the right attention."""
     model = model_of(**changes)
-    state, limits, penalty = model.encode(SOURCE, LENGTHS), Limits(1, [9, 3, 6]), Scorer("average", 1.0)
-    batch = SearchBatch(model.step, state, SYMBOLS, limits, CPU)
-    copies = SearchBatch(model.step, state._replace(shares_source=False), SYMBOLS, limits, CPU)
+    searched = prepared(model, 3)
+    state, limits, penalty = searched.encode(SOURCE, LENGTHS), Limits(1, [9, 3, 6]), Scorer("average", 1.0)
+    batch = SearchBatch(searched.step, state, SYMBOLS, limits, CPU)
+    copies = SearchBatch(searched.step, state._replace(shares_source=False), SYMBOLS, limits, CPU)
     results = [beam_search(each, Selection(3, EOS), 3, scorer=penalty) for each in (batch, copies)]
     for row, (shared, copied) in enumerate(zip(*results, strict=True)):
         assert [each.tokens for each in shared] == [each.tokens for each in copied]
@@ -302,8 +170,7 @@ def test_with_fixnorm_a_logit_is_a_scaled_cosine() -> None:
     readouts = model(SOURCE, LENGTHS, TARGET).readouts
     cosine = F.cosine_similarity(readouts[..., None, :], output.weight, dim=-1)
     torch.testing.assert_close(output(readouts), 6**0.5 * cosine + output.bias)
-    before, at_first = output(readouts), model.step(TARGET[:, 0], model.encode(SOURCE, LENGTHS)).logits
-    torch.testing.assert_close(at_first, before[:, 0])
+    before = output(readouts)
     output.weight.data[4] *= 3
     torch.testing.assert_close(output(7 * readouts), before)
     assert output.scale is not None
