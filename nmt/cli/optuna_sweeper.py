@@ -230,11 +230,12 @@ def _storage(directory: Path) -> Any:  # noqa: ANN401
 def _distribution(override: Override) -> Any:  # noqa: ANN401
     """Return Optuna's distribution for interval(a,b), tag(log,interval(a,b)), range(a,b,step) or several values."""
     distributions, value = _optuna().distributions, override.value()
+    tags = set(getattr(value, "tags", ()))
+    if tags - ({"log"} if isinstance(value, IntervalSweep) else set()):
+        raise UserError(f"{override.input_line}: the only tag is log, for an interval: tag(log,interval(a,b))")
     if isinstance(value, IntervalSweep):
-        if value.tags - {"log"}:
-            raise UserError(f"{override.input_line}: the only tag is log, for an interval: tag(log,interval(a,b))")
         try:
-            return distributions.FloatDistribution(value.start, value.end, log="log" in value.tags)
+            return distributions.FloatDistribution(value.start, value.end, log="log" in tags)
         except ValueError as error:
             raise UserError(f"{override.input_line}: {error}") from None
     choices = list(override.sweep_string_iterator())

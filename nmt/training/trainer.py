@@ -130,8 +130,7 @@ class Trainer:
         step = self.step + 1
         tokens = sum(part.target_tokens for part in parts) if tokens is None else tokens
         seed_draws(self.config.seed, step, self.group.rank)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.config.optimizer.lr * self.schedule.factor(step)
+        self._set_rate(step)
         if self.graphed is None:
             self.optimizer.zero_grad(set_to_none=True)
         else:
@@ -203,6 +202,10 @@ class Trainer:
         any_failed, any_stopped = torch.stack([failed, stopped]).cpu().tolist()
         return total, dict(zip(terms, sums, strict=False)), not any_failed, bool(any_stopped)
 
+    def _set_rate(self, step: int) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.optimizer.lr * self.schedule.factor(step)
+
     def release_graphs(self) -> bool:
         """Stop using CUDA graphs, to free their memory. Returns whether they were in use."""
         released, self.graphed = self.graphed is not None, None
@@ -253,6 +256,7 @@ class Trainer:
             self.scaler.load_state_dict(state["scaler"])
         self.schedule.load_state_dict(state["schedule"])
         self.step, self.epoch, self.batch_index = state["step"], state["epoch"], state["batch_index"]
+        self._set_rate(self.step)  # the rate of the last update, which a log without a further update would show
         self.memory.too_many = float(state["too_many"])
         self.bad.count, self.bad.in_a_row = state["bad"]
         self.seconds, self.tokens = state["spent"]

@@ -379,7 +379,7 @@ def test_a_search_goes_on_after_half_a_line_and_only_one_process_searches(tmp_pa
     [
         ("hydra.sweeper.n_trials=0", "hydra.sweeper.n_trials=0: input should be greater than 0"),
         ("hydra.sweeper.sampler=tpa", "hydra.sweeper.sampler=tpa: not one of tpe, random; did you mean 'tpe'?"),
-        ("seed=tag(lgo,interval(1,2))", "the only tag is log, for an interval"),
+        ("optimizer.lr=tag(lgo,interval(0.1,0.2))", "the only tag is log, for an interval"),
     ],
 )
 def test_a_search_that_makes_no_sense_is_one_line(override: str, message: str, tmp_path: Path) -> None:

@@ -126,6 +126,17 @@ def test_every_optimizer_learns_and_takes_the_schedules_rate(optimizer: str, tra
     assert sorted(id(p) for group in groups for p in group["params"]) == sorted(map(id, trainer.model.parameters()))
 
 
+def test_a_resumed_run_has_the_rate_of_the_last_update(train_config: Config) -> None:
+    config = train_config("schedule.warmup_steps=8")
+    trainer = trainer_of(config)
+    for _ in range(3):
+        trainer.next_update()
+    resumed = trainer_of(config)
+    resumed.load_state_dict(trainer.state_dict())
+    (rate,) = {group["lr"] for group in resumed.optimizer.param_groups}
+    assert rate == trainer.optimizer.param_groups[0]["lr"] < config.optimizer.lr
+
+
 def test_bf16_stays_near_fp32(train_config: Config) -> None:
     exact, rough = (trainer_of(train_config(*STILL), precision) for precision in ("fp32", "bf16"))
     updates = [trainer.update(parts(trainer)) for trainer in (rough, exact)]
