@@ -256,7 +256,8 @@ def test_attending_after_the_step_gains_without_input_feeding() -> None:
     rows = {"`bahdanau`": base, "`luong_concat` without input feeding": plain, "`luong_concat`": fed}
     said(
         BOARD,
-        f"`luong_concat` is {gain('luong_concat', 'bahdanau'):.1f} BLEU above `bahdanau`",
+        "`luong_concat`, whose score is also additive, is "
+        f"{gain('luong_concat', 'bahdanau'):.1f} BLEU above `bahdanau`",
         *(f"| {name} | {listed([*curve(file), final_bleu(file)])}" for name, file in rows.items()),
         f"without it is {curve(plain)[-1] - curve(fed)[-1]:.1f} BLEU ahead on the validation set, and "
         f"{final_bleu(fed) - final_bleu(plain):.1f} behind on the test set",
