@@ -72,7 +72,9 @@ def test_damaged_values_are_refused_in_a_line_each(count: int, values: dict[str,
         taken += 1
         given = dict(flatten(with_values({}, {key: value})))
         now = dict(flatten(config.model_dump(mode="json")))
-        # A single name may become a list or a pair of languages, and a number may become a name.
+        # A single name may become a list or a pair of languages, and a number a name, also within a list.
         read = [str(value), *([each] * n for each in (value, str(value)) for n in (1, 2))]
+        if isinstance(value, list):
+            read.append([str(each) for each in value])
         assert {name: now[name] for name in given} == given or now[key] in read, (key, value)
     assert taken > count / 50

@@ -173,7 +173,7 @@ def ends(pid: int) -> bool:
 
 SLEEPERS = """
 import sys
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = sys.argv[1:]
 from test_processes import Workers, sleep
 if __name__ == "__main__":
     with Workers(2, "data.workers") as workers:
@@ -186,7 +186,7 @@ if __name__ == "__main__":
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are read from /proc")
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
 def test_the_workers_end_with_the_main_process(end: signal.Signals) -> None:
-    command = [sys.executable, "-c", SLEEPERS, str(Path(__file__).parent)]
+    command = [sys.executable, "-c", SLEEPERS, *map(str, Path(__file__).parents[:2])]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as main:
