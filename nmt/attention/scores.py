@@ -373,12 +373,12 @@ def additive_energies(
     assert uses is not None
     if uses.converted is None:
         with torch.no_grad():
-            values = _converted(keys.detach(), weight, projection)
-        uses.converted = values, defer(weight, projection, cast=False)
-    values, parameters = uses.converted
+            constants = _step_constants(keys.detach(), weight, projection)
+        uses.converted = constants, defer(weight, projection, cast=False)
+    constants, parameters = uses.converted
     if not torch.is_grad_enabled():
-        return _energies(query, features, values)
-    energies: Tensor = _Energies.apply(query, features, keys, *parameters, uses, *values)  # type: ignore[no-untyped-call]
+        return _energies(query, features, constants)
+    energies: Tensor = _Energies.apply(query, features, keys, *parameters, uses, *constants)  # type: ignore[no-untyped-call]
     return energies
 
 
@@ -387,46 +387,52 @@ def prefers_sigmoid(keys: Tensor) -> bool:
     return keys.device.type == "cpu"
 
 
-class _Values(NamedTuple):
-    """What `additive_energies` computes once for all steps, in float32 or wider. It depends on whether the hidden units
-    are computed with tanh or with the logistic function."""
+class _StepConstants(NamedTuple):
+    """What `additive_energies` computes once for all steps, in float32 or wider, either for tanh or for the logistic
+    function, sigmoid: then 2 v . sigmoid(2 q + 2 k + 2 P f) - sum(v) replaces v . tanh(q + k + P f)."""
 
     keys: Tensor  # (B, S, A): k with tanh; 2 k with the logistic function, or e^-2k if there are no features
     weight: Tensor  # (A,): v with tanh, 2 v with the logistic function
     slope: Tensor  # (A,): v with tanh, 4 v with the logistic function; multiplies the derivative of either function
     projection: Tensor  # (A, F): P; without features (A, 0)
     one: Tensor  # (): the number 1
-    total: Tensor | None  # (): sum(v) with the logistic function, None with tanh
+    sigmoid_offset: (
+        Tensor | None
+    )  # (): sum(v) with the logistic function, to be subtracted from energies; None with tanh
 
 
-def _converted(keys: Tensor, weight: Tensor, projection: Tensor | None) -> _Values:
-    """Compute the values from keys k (B, S, A), v (1, A) and P (A, F); P is None if there are no features."""
+def _step_constants(keys: Tensor, weight: Tensor, projection: Tensor | None) -> _StepConstants:
+    """Compute the constants from keys k (B, S, A), v (1, A) and P (A, F); P is None if there are no features."""
     keys = wide(keys)
     weight = weight[0].to(keys.dtype)
     one = weight.new_ones(())
     matrix = keys.new_empty(keys.shape[-1], 0) if projection is None else projection.to(keys.dtype)
     if not prefers_sigmoid(keys):
-        return _Values(keys, weight, weight, matrix, one, None)
+        return _StepConstants(keys, weight, weight, matrix, one, None)
     keys = 2 * keys
     if projection is None:
         keys = keys.clamp_(-MAX_EXPONENT, MAX_EXPONENT).neg_().exp_()
-    return _Values(keys, 2 * weight, 4 * weight, matrix, one, weight.sum())
+    return _StepConstants(keys, 2 * weight, 4 * weight, matrix, one, weight.sum())
 
 
-def _energies(query: Tensor, features: Tensor | None, values: _Values) -> Tensor:
-    """Compute energies, block by block: queries (B, T, A), features (B, S, F) or None -> (B, T, S)."""
-    query = query.to(values.keys.dtype)
-    features = None if features is None else features.to(values.keys.dtype)
+def _energies(query: Tensor, features: Tensor | None, constants: _StepConstants) -> Tensor:
+    """Compute energies, block by block: queries (B, T, A), features (B, S, F) or None -> (B, T, S).
+
+    With tanh, they are v . hidden units. With the logistic function, they are 2 v . hidden units - sum(v), because
+    tanh(x) = 2 sigmoid(2 x) - 1: sum(v) is the `sigmoid_offset`.
+    """
+    query = query.to(constants.keys.dtype)
+    features = None if features is None else features.to(constants.keys.dtype)
     with torch.autocast(query.device.type, enabled=False):  # energies stay in float32
-        hidden = _hidden_units(features, values)
-        blocks = list(_blocks(query, values.keys))
+        hidden = _hidden_units(features, constants)
+        blocks = list(_blocks(query, constants.keys))
         if len(blocks) == 1:
-            energies = hidden(query, *blocks[0]) @ values.weight
+            energies = hidden(query, *blocks[0]) @ constants.weight
         else:
-            energies = query.new_empty(*query.shape[:2], values.keys.shape[1])
+            energies = query.new_empty(*query.shape[:2], constants.keys.shape[1])
             for block, steps in blocks:
-                energies[block, steps] = hidden(query, block, steps) @ values.weight
-    return energies if values.total is None else energies.sub_(values.total)
+                energies[block, steps] = hidden(query, block, steps) @ constants.weight
+    return energies if constants.sigmoid_offset is None else energies.sub_(constants.sigmoid_offset)
 
 
 def _blocks(query: Tensor, keys: Tensor) -> Iterator[tuple[slice, slice]]:
@@ -450,37 +456,37 @@ class _Energies(torch.autograd.Function):
         weight: Tensor,
         projection: Tensor | None,
         uses: Uses,
-        *values: Tensor,
+        *constants: Tensor,
     ) -> Tensor:
-        read = _Values(*values)
+        read = _StepConstants(*constants)
         ctx.uses, ctx.parameter_uses = uses, uses_of(weight)
         ctx.dtypes = query.dtype, None if features is None else features.dtype
         query = query.to(read.keys.dtype)
         features = None if features is None else features.to(read.keys.dtype)
-        ctx.save_for_backward(query, features, *values)
+        ctx.save_for_backward(query, features, *constants)
         return _energies(query, features, read)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         query, features, *saved = ctx.saved_tensors
-        values = _Values(*saved)
+        constants = _StepConstants(*saved)
         keys = parameters = None
         if ctx.needs_input_grad[2]:
-            keys = ctx.uses.sums(Buffer, lambda: Buffer(torch.zeros_like(values.keys), values.slope))
+            keys = ctx.uses.sums(Buffer, lambda: Buffer(torch.zeros_like(constants.keys), constants.slope))
         if ctx.needs_input_grad[3]:
-            parameters = ctx.parameter_uses.sums(_ParameterSums, lambda: _ParameterSums(values))
-        hidden_units = _hidden_units(features, values)
+            parameters = ctx.parameter_uses.sums(_ParameterSums, lambda: _ParameterSums(constants))
+        hidden_units = _hidden_units(features, constants)
         query_grads, features_grad = [], None if features is None else torch.zeros_like(features)
         for t in range(query.shape[1]):
             part = grad[:, t]
             hidden = hidden_units(query, slice(None), slice(t, t + 1))[:, 0]  # (B, S, A)
             if parameters is not None:
                 parameters.weight.addmm_(part.reshape(1, -1), hidden.flatten(0, 1))
-                if values.total is not None:
+                if constants.sigmoid_offset is not None:
                     parameters.grads += part
-            if values.total is None:  # the derivative of tanh, or of the logistic function, from its value
-                slope = torch.addcmul(values.one, hidden, hidden, value=-1)
+            if constants.sigmoid_offset is None:  # the derivative of tanh, or of the logistic function, from its value
+                slope = torch.addcmul(constants.one, hidden, hidden, value=-1)
             else:
                 slope = hidden.addcmul_(hidden, hidden, value=-1)
             query_grads.append(torch.bmm(part[:, None], slope))
@@ -489,42 +495,43 @@ class _Energies(torch.autograd.Function):
             if features_grad is not None:
                 if parameters is not None:
                     parameters.projection += slope.flatten(0, 1).t() @ (part[..., None] * features).flatten(0, 1)
-                features_grad.addcmul_(part[..., None], slope @ (values.slope[:, None] * values.projection))
+                features_grad.addcmul_(part[..., None], slope @ (constants.slope[:, None] * constants.projection))
         query_grad = query_grads[0] if len(query_grads) == 1 else torch.cat(query_grads, dim=1)
-        query_grad = (query_grad * values.slope).to(ctx.dtypes[0])
+        query_grad = (query_grad * constants.slope).to(ctx.dtypes[0])
         return query_grad, None if features_grad is None else features_grad.to(ctx.dtypes[1]), *[None] * 10
 
 
 class _ParameterSums:
     """Adds up the gradients of v (1, A) and P (A, F) over all queries."""
 
-    def __init__(self, values: _Values) -> None:
-        self.values, keys = values, values.keys
-        self.weight, self.projection = keys.new_zeros(1, keys.shape[-1]), torch.zeros_like(values.projection)
-        # (B, S) sum of the gradients of the energies, which the logistic function needs
+    def __init__(self, constants: _StepConstants) -> None:
+        self.constants, keys = constants, constants.keys
+        self.weight, self.projection = keys.new_zeros(1, keys.shape[-1]), torch.zeros_like(constants.projection)
+        # (B, S) sum of the gradients of the energies. With the logistic function, the derivative of an energy with
+        # respect to v is 2 sigmoid(..) - 1, so that `gradients` subtracts this sum.
         self.grads = keys.new_zeros(keys.shape[:2])
 
     def gradients(self) -> tuple[Tensor, Tensor]:
         """Return the gradients of v and of P."""
-        weight = self.weight if self.values.total is None else self.weight.mul_(2).sub_(self.grads.sum())
-        return weight, self.projection.mul_(self.values.slope[:, None])
+        weight = self.weight if self.constants.sigmoid_offset is None else self.weight.mul_(2).sub_(self.grads.sum())
+        return weight, self.projection.mul_(self.constants.slope[:, None])
 
 
-def _hidden_units(features: Tensor | None, values: _Values) -> Callable[[Tensor, slice, slice], Tensor]:
+def _hidden_units(features: Tensor | None, constants: _StepConstants) -> Callable[[Tensor, slice, slice], Tensor]:
     """Make a function that computes the hidden units of one block, tanh(q + k + P f) or sigmoid(2 q + 2 k + 2 P f):
     all queries (B, T, A), slice of b sentences, slice of t steps -> (b, t, S, A)."""
-    keys = values.keys
-    if values.total is not None and features is None:
+    keys = constants.keys
+    if constants.sigmoid_offset is not None and features is None:
 
         def quotients(query: Tensor, block: slice, steps: slice) -> Tensor:
             exponential = (query[block, steps] * -2).clamp_(-MAX_EXPONENT, MAX_EXPONENT).exp_()
-            return torch.addcmul(values.one, keys[block, None], exponential[:, :, None]).reciprocal_()
+            return torch.addcmul(constants.one, keys[block, None], exponential[:, :, None]).reciprocal_()
 
         return quotients
     if features is not None:
-        scale = 1 if values.total is None else 2
-        sums = torch.addmm(keys.flatten(0, 1), features.flatten(0, 1), values.projection.t(), alpha=scale)
+        scale = 1 if constants.sigmoid_offset is None else 2
+        sums = torch.addmm(keys.flatten(0, 1), features.flatten(0, 1), constants.projection.t(), alpha=scale)
         keys = sums.view(keys.shape)
-    if values.total is None:
+    if constants.sigmoid_offset is None:
         return lambda query, block, steps: (keys[block, None] + query[block, steps, None]).tanh_()
     return lambda query, block, steps: torch.add(keys[block, None], query[block, steps, None], alpha=2).sigmoid_()

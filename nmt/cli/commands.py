@@ -79,8 +79,9 @@ def evaluate(
 ) -> dict[str, Any]:
     """Score a trained run, or an ensemble, on a split of its corpus; save the results, and return them.
 
-    Rank 0 calls `on_result` with the results even if they cannot be saved. A progress bar is shown only if `on_result`
-    is given. Raises UserError.
+    They go to `config.output`. By default, the results of one run go to its own directory, and those of an ensemble or
+    an archive to a new folder below outputs/evaluate. Rank 0 calls `on_result` with the results even if they cannot be
+    saved. A progress bar is shown only if `on_result` is given. Raises UserError.
     """
     from tqdm.auto import tqdm
 
@@ -92,19 +93,17 @@ def evaluate(
     trained = load_config(runs[0].config)
     settings = run_score_settings(config, trained)
     sentences = len(runs[0].held_out(config.split)[0])
-    folder = config.output
-    if folder is None and (len(runs) > 1 or runs[0].is_archive):  # the results belong to none of the runs
-        folder = f"outputs/evaluate/{datetime.now():%Y-%m-%d/%H-%M-%S-%f}"
-    if folder is None:
-        _check_writable(runs[0])
+    folder = _results_folder(config.output, runs)
     load = partial(Translator.load, config.run, **config.load_arguments)
     translator = load() if group is None else group.everywhere(partial(load, group=group))
     hidden = True if on_result is None else translator.group.hides_progress
     result: dict[str, Any] = {}
     with ExitStack() as stack:
         warn_if_texts_differ(runs, config.split)
-        output: EvaluationFolder | str = changed_settings(config, trained, runs[0].last_machine().get("precision"))
-        if folder is not None:
+        output, suffix = None, ""
+        if folder is None:
+            suffix = changed_settings(config, trained, runs[0].last_machine().get("precision"))
+        else:
             opened = output_folder(folder, EVALUATION, "an evaluation")
             created = translator.group.on_main(lambda: stack.enter_context(opened))
             output = EvaluationFolder.at(created, runs, translator, settings, config.checkpoint)
@@ -118,6 +117,7 @@ def evaluate(
                 config.checkpoint,
                 progress=bar.update,
                 output=output,
+                suffix=suffix,
                 on_result=result.update,
             )
         except OSError as error:
@@ -147,6 +147,19 @@ def run_score_settings(config: schema.EvaluateConfig, trained: schema.TrainConfi
         return score_settings(evaluation, trained.data.target_lang)
     except UserError as error:
         raise UserError(str(error).removeprefix("evaluation.")) from None
+
+
+def _results_folder(output: str | None, runs: list["RunDirectory"]) -> str | None:
+    """Choose the folder for the results of an evaluation; None stands for the directory of the only run.
+
+    Raises UserError if that directory cannot be written.
+    """
+    if output is not None:
+        return output
+    if len(runs) > 1 or runs[0].is_archive:  # the results belong to none of the runs
+        return f"outputs/evaluate/{datetime.now():%Y-%m-%d/%H-%M-%S-%f}"
+    _check_writable(runs[0])
+    return None
 
 
 def _check_writable(run: "RunDirectory") -> None:

@@ -51,7 +51,7 @@ def known_keys(command: str) -> list[str]:
     keys = [key for path in files for key in _keys_of(path)]
     sections = {key.rpartition(".")[0] for key in keys}
     groups = {_group(path.parent) for path in files}
-    return sorted({*keys, *sections, *groups} - {"", "."})
+    return sorted({*keys, *sections, *groups} - {"", "."})  # "": section of a key at the top; ".": group of its file
 
 
 def _config_files(command: str) -> list[Path]:

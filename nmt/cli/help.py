@@ -32,9 +32,9 @@ def information(command: str, options: Namespace) -> str | None:
     if options.cfg:
         words = lines(overrides)
         config = composed(command, words)
-        job = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-        with explained(command, words):
-            return OmegaConf.to_yaml(job, resolve=options.resolve)
+        without_hydra = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+        with explained(command, words):  # an interpolation may fail to resolve
+            return OmegaConf.to_yaml(without_hydra, resolve=options.resolve)
     return None
 
 

@@ -76,7 +76,7 @@ def in_processes(count: int, command: str, job: Callable[..., int | None], *argu
         except SignalException as stop:
             return STOPPED + int(stop.sigval)
         except ChildFailedError as error:
-            return _failed(error.get_first_failure()[1], command)
+            return _status_after(error.get_first_failure()[1], command)
     return max(map(int, statuses.values()))
 
 
@@ -140,17 +140,23 @@ def _work(launcher: int, command: str, job: Callable[..., int | None], arguments
     return int(status)
 
 
-def _failed(failure: "ProcessFailure", command: str) -> int:
-    """Return the exit status of a group that a signal or the reader of its output stopped. Else raise UserError."""
-    if failure.exitcode > STOPPED or failure.exitcode == UNREAD:
-        return int(failure.exitcode) if failure.exitcode > STOPPED else 0
-    data = failure.error_file_data.get("message", {}) if failure.exitcode > 0 else {}
-    message = data.get("message", "") if isinstance(data, dict) else str(data)
-    if failure.exitcode == REFUSED:
+def _status_after(failure: "ProcessFailure", command: str) -> int:
+    """Return the exit status of the whole command after the first failure of a process, if a signal or the reader of
+    its output stopped it. Any other failure raises UserError."""
+    status = failure.exitcode  # negative: the number of the signal that killed the process
+    if status > STOPPED:
+        return int(status)
+    if status == UNREAD:
+        return 0
+    # torch's `record` saves an exception as {"message": {"message": "Type: text", "extraInfo": {"py_callstack": ...}}}.
+    # If nothing was saved, torch returns {"message": "<NONE>"}.
+    saved = failure.error_file_data.get("message", {}) if status > 0 else {}
+    if status == REFUSED:
+        message = saved.get("message", "") if isinstance(saved, dict) else str(saved)
         raise UserError(message.partition(": ")[2] or "a process failed, and its message could not be saved")
-    if isinstance(data, dict) and "extraInfo" in data:
-        print(data["extraInfo"]["py_callstack"], end="", file=sys.stderr)
-    reason = f"signal {-failure.exitcode}" if failure.exitcode < 0 else f"status {failure.exitcode}"
+    if isinstance(saved, dict) and "extraInfo" in saved:
+        print(saved["extraInfo"]["py_callstack"], end="", file=sys.stderr)
+    reason = f"signal {-status}" if status < 0 else f"status {status}"
     checkpoints = "; the checkpoints are intact" if command == "train" else ""
     raise UserError(f"process {failure.local_rank} ended with {reason}{checkpoints}")
 

@@ -157,7 +157,7 @@ def power(comparison: Comparison) -> str:
     return text
 
 
-def unequal(comparison: Comparison) -> str:
+def unequal_warning(comparison: Comparison) -> str:
     """Warn of systems whose seeds vary much more than those of the others; empty if there are none."""
     names = ", ".join(comparison["unequal"])
     return names and (

@@ -241,14 +241,16 @@ class Field:
     ) -> tuple[dict[str, float], dict[str, float]]:
         """Compute p, by metric, of the difference between a run and `base`, by the paired bootstrap and by paired
         approximate randomisation."""
-        base_output, output = ({metric: self.outputs[run.name][metric] for metric in metrics} for run in (base, entry))
+        base_outputs, outputs = (
+            {metric: self.outputs[run.name][metric] for metric in metrics} for run in (base, entry)
+        )
         bootstrap = {}
         for metric in metrics:
             samples = self._bootstrap[metric]
             gain = self.score(entry, metric) - self.score(base, metric)
-            both = samples[self._rows[base.name]], samples[self._rows[entry.name]]
-            bootstrap[metric] = significance.paired_bootstrap(*both, gain)
-        return bootstrap, self.resampling.paired_randomisation(base_output, output)
+            base_scores, scores = samples[self._rows[base.name]], samples[self._rows[entry.name]]
+            bootstrap[metric] = significance.paired_bootstrap(base_scores, scores, gain)
+        return bootstrap, self.resampling.paired_randomisation(base_outputs, outputs)
 
     def _paired_p(self, entry: Entry, base: Entry) -> float:
         """Return the larger p of the two paired tests, but at least the smallest p that an exact test could give."""

@@ -109,7 +109,7 @@ def tables(comparison: Comparison, render: Render, in_full: bool = False) -> str
     }
     missing = [escape(printable(sentence)) for sentence in comparison["missing"]]
     parts = [title, *missing, _text_table(comparison, "systems", shown, render)]
-    parts += [columns.power(named), columns.unequal(named)]
+    parts += [columns.power(named), columns.unequal_warning(named)]
     if in_full and comparison["baseline"] is None and comparison["differences"]:
         parts += [_text_table(comparison, "differences", columns.difference_columns(comparison), render)]
     if in_full:
@@ -166,7 +166,7 @@ def page(comparison: Comparison, pictures: Mapping[str, Picture]) -> str:
         run_table=_page_table(comparison, "runs", columns.run_columns(comparison)),
         difference_table=_page_table(comparison, "differences", columns.difference_columns(comparison)),
         notes=[
-            *(columns.power(comparison), columns.unequal(comparison)),
+            *(columns.power(comparison), columns.unequal_warning(comparison)),
             *(columns.notes_on_scores(comparison), columns.notes_on_costs(comparison)),
         ],
         numbers=numbers,

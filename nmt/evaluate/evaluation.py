@@ -198,20 +198,22 @@ def evaluate_run(
     settings: ScoreSettings,
     checkpoint: str,
     progress: Progress | None = None,
-    output: EvaluationFolder | str = "",
+    output: EvaluationFolder | None = None,
+    suffix: str = "",
     on_result: Callable[[dict[str, Any]], object] | None = None,
 ) -> tuple[dict[str, Any], Evaluation]:
     """Evaluate a split of a run's corpus. Returns the entry of results.json and the evaluation.
 
     Writes hypotheses/<split>.txt, word alignments of translations and references to alignments/, and the entry of
-    results.json: to the folder `output`, or to the run's directory if `output` is a string. This string names the
-    settings that differ from the run's configuration; unless it is empty, <split>.<output> replaces <split> in all
-    names, so that earlier results stay.
+    results.json: to the folder `output`, by default to the run's directory.
+
+    suffix: names the settings that differ from the run's configuration, and is given only without `output`. Unless it
+    is empty, <split>.<suffix> replaces <split> in all names, so that earlier results stay.
 
     on_result: receives the entry before the files are written.
     """
     sources, references, gold = run.held_out(split)
-    written = output.folder if isinstance(output, EvaluationFolder) else run
+    written = run if output is None else output.folder
     read_json(written.results)  # if this file is damaged, raise before the long work
     saved = _time_of_checkpoint(run, checkpoint)
     evaluation = evaluate(translator, sources, references, settings, progress=progress)
@@ -228,14 +230,14 @@ def evaluate_run(
     aligned = align(translator, sources, references, gold)
     if aligned is not None:
         result |= {key: round(value, 4) for key, value in aligned.scores.items()}
-    if isinstance(output, EvaluationFolder):
+    if output is not None:
         result["members"] = output.description["members"]
     if on_result is not None:
         on_result(result)
 
     def save() -> None:
-        if isinstance(output, EvaluationFolder) or _time_of_checkpoint(run, checkpoint) == saved:
-            _write(run, split, output, result, evaluation, aligned)
+        if output is not None or _time_of_checkpoint(run, checkpoint) == saved:
+            _write(run, split, output, suffix, result, evaluation, aligned)
         else:
             log.warning("%s: training has replaced the checkpoint meanwhile: the scores are not saved", run.path)
 
@@ -253,19 +255,18 @@ def _time_of_checkpoint(run: RunDirectory, checkpoint: str) -> int | None:
 def _write(
     run: RunDirectory,
     split: str,
-    output: EvaluationFolder | str,
+    output: EvaluationFolder | None,
+    suffix: str,
     result: dict[str, Any],
     evaluation: Evaluation,
     aligned: ReferenceAlignment | None,
 ) -> None:
-    name = split
-    if isinstance(output, EvaluationFolder):
+    name = f"{split}.{suffix}" if suffix else split
+    if output is not None:
         sources, references, gold = run.held_out(split)
         run = output.folder
         output.write_description()
         run.write_held_out(split, sources, references, gold)
-    elif output:
-        name = f"{split}.{output}"
     if aligned is not None:
         links = [translation.word_alignment() for translation in evaluation.translations]
         weights = [to_json(translation.word_weights() or {}) for translation in evaluation.translations]

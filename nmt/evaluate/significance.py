@@ -171,7 +171,8 @@ def half_width(scores: Floats) -> float:
 def paired_bootstrap(baseline: Floats, scores: Floats, observed: float) -> float:
     """Compute the p value of an observed difference from the scores of two outputs on the same bootstrap samples (R,).
 
-    An observed difference of 0 has p = 1.
+    The differences on the samples lie around the observed one. Their mean is subtracted, as in sacreBLEU, so that they
+    show how far chance alone moves a difference. An observed difference of 0 has p = 1.
     """
     differences = np.abs(scores - baseline)
     return _p_value(differences - differences.mean(), observed)

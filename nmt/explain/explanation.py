@@ -160,28 +160,28 @@ def gradient_norms(model: Seq2Seq, batch: Batch) -> NDArray[np.floating[Any]]:
         return torch.cat([_norms(model, batch, part) for part in parts]).cpu().numpy()
 
 
-def _norms(model: Seq2Seq, batch: Batch, rows: Tensor) -> Tensor:
-    """Compute gradient norms (N, S) for the target positions `rows`, int64 (N,), of a batch of one pair."""
-    embedded = model.source_embedding(batch.source).detach().repeat(len(rows), 1, 1).requires_grad_()
-    source = batch.source.expand(len(rows), -1)
-    log_probs = token_log_probs(model, batch, embedded, source, rows)
+def _norms(model: Seq2Seq, batch: Batch, positions: Tensor) -> Tensor:
+    """Compute gradient norms (N, S) for the target positions `positions`, int64 (N,), of a batch of one pair."""
+    embedded = model.source_embedding(batch.source).detach().repeat(len(positions), 1, 1).requires_grad_()
+    source = batch.source.expand(len(positions), -1)
+    log_probs = token_log_probs(model, batch, embedded, source, positions)
     (gradient,) = torch.autograd.grad(log_probs.sum(), embedded)
     norms: Tensor = gradient.norm(dim=-1)
     return norms
 
 
-def token_log_probs(model: Seq2Seq, batch: Batch, embedded: Tensor, source: Tensor, rows: Tensor) -> Tensor:
-    """Compute log p(y_t | y_<t, x_n), t = rows[n], for N versions x_n of a pair's source -> (N,).
+def token_log_probs(model: Seq2Seq, batch: Batch, embedded: Tensor, source: Tensor, positions: Tensor) -> Tensor:
+    """Compute log p(y_t | y_<t, x_n), t = positions[n], for N versions x_n of a pair's source -> (N,).
 
     batch: holds only this pair; embedded: (N, S, E), the versions x_n; source: int64 (N, S), see
-    Seq2Seq.encode; rows: int64 (N,) target positions. Decodes no further than the greatest of `rows`.
+    Seq2Seq.encode; positions: int64 (N,) target positions. Decodes no further than the greatest of `positions`.
     """
-    N, T = len(embedded), int(rows.max()) + 1
-    copies, rows = torch.arange(N, device=embedded.device), rows.to(embedded.device)
+    N, T = len(embedded), int(positions.max()) + 1
+    copies, positions = torch.arange(N, device=embedded.device), positions.to(embedded.device)
     state = model.encode(source, batch.lengths.repeat(N), embedded)
     prediction = model.decode(batch.target_in[:, :T].expand(N, -1), state).prediction
-    log_probs = prediction.at(copies, rows).log_probs(model.output.layer())
-    return log_probs[copies, 0, batch.target_out[0, rows]]
+    log_probs = prediction.at(copies, positions).log_probs(model.output.layer())
+    return log_probs[copies, 0, batch.target_out[0, positions]]
 
 
 class AttentionStatistics(NamedTuple):

@@ -165,7 +165,7 @@ def initialize(model: Seq2Seq) -> None:
 def _encoder(config: schema.Model) -> Encoder:
     encoder = config.encoder
     if encoder.bidirectional == "first":
-        rnn = _recurrent(encoder, config.embedding.dim, 1, bidirectional=True)
+        rnn = _recurrent(encoder, config.embedding.dim, layers=1, bidirectional=True)
         upper = _upper_layers(encoder, [2 * encoder.hidden] + [encoder.hidden] * (encoder.layers - 2))
     else:
         rnn, upper = _recurrent(encoder, config.embedding.dim, encoder.layers, encoder.bidirectional), None
@@ -247,7 +247,9 @@ def _recurrent(network: schema.Network, input_dim: int, layers: int, bidirection
 
 
 def _upper_layers(network: schema.Network, input_dims: list[int]) -> UpperLayers:
-    return UpperLayers([_recurrent(network, dim, 1) for dim in input_dims], network.first_residual)
+    """Build the layers above the first. input_dims: the width of the input of each, the lowest first."""
+    layers = [_recurrent(network, input_dim, layers=1) for input_dim in input_dims]
+    return UpperLayers(layers, residual=network.first_residual)
 
 
 def build_attention(

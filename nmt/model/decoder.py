@@ -155,7 +155,8 @@ class DecoderState(NamedTuple):
         return self._replace(hypothesis=select(self.hypothesis, index), source=select(self.source, index))
 
     def branch(self, index: Tensor, sentences: Tensor | None) -> Self:
-        """Reorder hypotheses, whose rows are grouped by sentence, equally many for each sentence.
+        """Take the rows `index` of the hypotheses, each within its own sentence: the rows are grouped by sentence, and
+        there are equally many for each, before and after.
 
         sentences: numbers of the sentences to keep; None keeps all. A shared row of `source` is moved only if sentences
         are dropped.

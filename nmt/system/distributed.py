@@ -213,17 +213,17 @@ class GradientSum:
             dist.all_reduce(self._sums)  # NCCL takes its memory at the first sum: now, before activations fill the GPU
 
     @torch.no_grad()
-    def __call__(self, numbers: Sequence[Tensor | float], counts: bool) -> Tensor:
+    def __call__(self, numbers: Sequence[Tensor | float], contributes: bool) -> Tensor:
         """Replace each parameter's gradient by its sum over all processes.
 
         Returns the sums of the numbers, padded with zeros: (16,).
 
-        counts: False leaves the gradients of this process out of the sum.
+        contributes: False leaves the gradients of this process out of the sum.
         """
         pairs = [(p, part) for p, part in zip(self.parameters, self._parts, strict=True) if p.grad is not None]
-        if not counts or len(pairs) < len(self._parts):
+        if not contributes or len(pairs) < len(self._parts):
             self._sums.zero_()
-        if counts:
+        if contributes:
             torch._foreach_copy_([part for _, part in pairs], [p.grad for p, _ in pairs if p.grad is not None])
         self._numbers.zero_()
         for index, number in enumerate(numbers):

@@ -152,7 +152,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def release_memory() -> None:
     """Give the cached GPU memory of torch back to the system: it may be too fragmented for a large tensor."""
-    gc.collect()  # tensors that only reference cycles keep
+    gc.collect()  # frees tensors that only reference cycles keep alive
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 

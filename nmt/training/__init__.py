@@ -4,5 +4,6 @@ Begin with `job.py` (prepare, build, fit, evaluate), then `trainer.py` (a single
 validation and checkpoints between updates). `losses.py` computes the objective, `optimizer.py` has optimizers and
 schedules, `validation.py` scores the validation split, `initial.py` loads initial weights and teachers, `stopping.py`
 ends a run early, `journal.py` writes numbers and pictures, `corpus_report.py` reports on the corpus, and `graphs.py`
-records CUDA graphs. `dry_run.py` times a run before it is made.
+records CUDA graphs. `dry_run.py` times a run before it is made, and `utilisation.py` measures how well training uses
+its device.
 """

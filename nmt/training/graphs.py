@@ -109,19 +109,21 @@ class GraphedPasses:
         self.recordings: dict[Shape, Recording] = {}
         # For each parameter with a gradient, the tensor that all recordings add its gradient to. Filled after the first
         # batch, which shows which parameters have a gradient.
-        self.gradients: dict[nn.Parameter, Tensor] = {}
-        self.can_record = False
+        self.recorded_gradients: dict[nn.Parameter, Tensor] = {}
+        self.gradients_installed = False  # are these tensors the gradients of their parameters?
 
     def clear_gradients(self) -> None:
         """Clear gradients before each update, in place of the optimizer's `zero_grad`.
 
-        The tensors that recordings add gradients to are set to zero, and stay the gradients of their parameters.
+        The tensors that recordings add gradients to are set to zero, and are installed as the gradients of their
+        parameters. A recording adds to the gradients that were installed when it was made. It can therefore be made
+        only in an update that begins with these tensors, and not in the one whose first batch creates them.
         """
-        self.can_record = len(self.gradients) > 0
-        if self.can_record:
-            torch._foreach_zero_(list(self.gradients.values()))
+        self.gradients_installed = len(self.recorded_gradients) > 0
+        if self.gradients_installed:
+            torch._foreach_zero_(list(self.recorded_gradients.values()))
         for parameter in self.parameters:
-            parameter.grad = self.gradients.get(parameter)
+            parameter.grad = self.recorded_gradients.get(parameter)
 
     def __call__(self, batch: Batch, tokens: int, step: int) -> Value:
         """Compute the value of a batch on the CPU, and add its gradient / `tokens` to the parameters' gradients.
@@ -137,16 +139,16 @@ class GraphedPasses:
         if shape in self.recordings:
             return self.recordings[shape](batch, tokens)
         self.seen[shape] += 1
-        if self.can_record and self.seen[shape] > 1:
+        if self.gradients_installed and self.seen[shape] > 1:
             with self.timed():
                 return self._record(shape, batch, tokens, step)
         return self._run(batch, tokens, step)
 
     def _run(self, batch: Batch, tokens: int, step: int) -> Value:
         value = self.passes(batch, tokens, step)
-        if not self.gradients:
+        if not self.recorded_gradients:
             used = [parameter for parameter in self.parameters if parameter.grad is not None]
-            self.gradients = {parameter: torch.zeros_like(parameter) for parameter in used}
+            self.recorded_gradients = {parameter: torch.zeros_like(parameter) for parameter in used}
         return value
 
     def _record(self, shape: Shape, batch: Batch, tokens: int, step: int) -> Value:

@@ -1,4 +1,4 @@
-"""Beside the gradient of an update: optimizers, schedules of the learning rate, moving averages, skipped updates."""
+"""Turns gradients into updates: optimizers, schedules, moving averages, the count of skipped updates."""
 
 import logging
 import math

@@ -89,8 +89,11 @@ class StopSignals:
 
     @contextmanager
     def saving(self, save: Callable[[], object]) -> Iterator[None]:
-        """Record signals within this context. If Interrupted is raised in it, call `save`, then the launcher's handler
-        if the signal was SIGUSR2, and raise Interrupted again. Further signals are still recorded meanwhile."""
+        """Record signals within this context. If Interrupted is raised in it, call `save`, and raise Interrupted again.
+
+        After SIGUSR2, the cluster launcher's own handler runs in between: it requeues the job, which then resumes from
+        what was saved. Further signals are only recorded meanwhile.
+        """
         with self:
             try:
                 yield

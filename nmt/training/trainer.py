@@ -99,18 +99,22 @@ class Trainer:
             self.plan = self.batches.epoch(self.epoch)
         indices = self.plan[self.batch_index]
         self.batch_index += 1
-        processes, share, tokens = self.group.size, indices, None
+        processes, share, global_tokens = self.group.size, indices, None
         if processes > 1:
-            share, tokens = self.group.share(indices), self.batches.target_tokens(indices, self.epoch)
-        counts = len(share) > 0
+            share, global_tokens = self.group.share(indices), self.batches.target_tokens(indices, self.epoch)
+        contributes = len(share) > 0
+        if not contributes:
+            # There are fewer sentences than processes. This process computes another one's sentence, so that it joins
+            # the collective operations of all; its gradient is left out.
+            share = indices[:1]
         size = self.batches.padded_size(indices) / processes
 
         update: Update | None = None
-        for count in self.memory.attempts(-(-len(indices) // processes), size, f"step {self.step + 1}"):
+        for n_parts in self.memory.attempts(-(-len(indices) // processes), size, f"step {self.step + 1}"):
             with self.timed("loading"):
-                parts = self.batches.load(share if counts else indices[:1], self.epoch, count)
+                parts = self.batches.load(share, self.epoch, n_parts)
             with suppress(OutOfMemory):  # then the loop goes on with another number of parts
-                update = self.update(parts, tokens, counts)
+                update = self.update(parts, global_tokens, contributes)
                 break
         assert update is not None
         self.bad.add(update.applied, indices, self.step)
@@ -119,16 +123,16 @@ class Trainer:
         self.tokens += update.tokens
         return update
 
-    def update(self, parts: Sequence[Batch], tokens: int | None = None, counts: bool = True) -> Update:
+    def update(self, parts: Sequence[Batch], global_tokens: int | None = None, contributes: bool = True) -> Update:
         """Update the parameters on one batch, given in parts: forward, objective, backward, clip, step.
 
-        tokens: number of target tokens of the batch on all processes, which divides the gradients; by default that of
-        the parts. counts: False if this process has no share of the batch, because there are fewer sentences than
-        processes. It then computes a sentence of another process, and its gradient is left out. Raises OutOfMemory on
-        all processes if a part does not fit on one of them; the parameters are then unchanged.
+        global_tokens: number of target tokens of the batch on all processes, which divides the gradients; by default
+        that of the parts. contributes: False leaves the gradient of this process out, because the parts belong to
+        another process (see `next_update`). Raises OutOfMemory on all processes if a part does not fit on one of them;
+        the parameters are then unchanged.
         """
         step = self.step + 1
-        tokens = sum(part.target_tokens for part in parts) if tokens is None else tokens
+        tokens = sum(part.target_tokens for part in parts) if global_tokens is None else global_tokens
         seed_draws(self.config.seed, step, self.group.rank)
         self._set_rate(step)
         if self.graphed is None:
@@ -152,7 +156,7 @@ class Trainer:
             fits = False
         stop = self.signals.received is not None
         if self.gradient_sum is not None:
-            total, terms, fits, stop = self._sum_over_processes(total, terms, fits, stop, counts)
+            total, terms, fits, stop = self._sum_over_processes(total, terms, fits, stop, contributes)
         if not fits:
             raise OutOfMemory
 
@@ -188,17 +192,18 @@ class Trainer:
             self.seconds_of[name] += time.perf_counter() - began
 
     def _sum_over_processes(
-        self, total: Tensor, terms: dict[str, Tensor], fits: bool, stop: bool, counts: bool
+        self, total: Tensor, terms: dict[str, Tensor], fits: bool, stop: bool, contributes: bool
     ) -> tuple[Tensor, dict[str, Tensor], bool, bool]:
         """Sum gradients, the objective `total` and loss terms over all processes.
 
         Returns the sums of total and terms, whether the parts of all processes fit in memory, and whether any process
-        was signalled to stop. A process with `fits` or `counts` False adds nothing to the sums.
+        was signalled to stop. A process with `fits` or `contributes` False adds nothing to the sums.
         """
         assert self.gradient_sum is not None
         flags = [float(not fits), float(stop)]
-        counted = [total, *terms.values()] if fits and counts else []
-        failed, stopped, total, *sums = self.gradient_sum([*flags, *counted], fits and counts).unbind()
+        contributes = fits and contributes
+        own = [total, *terms.values()] if contributes else []
+        failed, stopped, total, *sums = self.gradient_sum([*flags, *own], contributes).unbind()
         any_failed, any_stopped = torch.stack([failed, stopped]).cpu().tolist()
         return total, dict(zip(terms, sums, strict=False)), not any_failed, bool(any_stopped)
 

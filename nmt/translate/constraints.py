@@ -24,13 +24,15 @@ from nmt.translate.steps import Bans
 
 Phrase = Sequence[int]
 
+NO_TOKEN = -1  # stands for a token where there is none
+
 
 class _State(NamedTuple):
     """A state of a phrase's automaton: how many of its tokens a hypothesis has met. A phrase that must occur n times
     has n copies, which are met one after the other."""
 
-    expected: int  # the token that leads to the next state; -1 if no token does
-    first: int  # the first token of the phrase; -1 when the last copy is complete
+    expected: int  # the token that leads to the next state; NO_TOKEN if none does
+    first: int  # the first token of the phrase; NO_TOKEN when the last copy is complete
     failure: int  # number of the state to continue from when another token than `expected` follows
     complete: bool  # whether a copy ends here; it counts only if the next token does not continue its last word
     satisfied: bool  # whether the phrase is met if the hypothesis ends here
@@ -49,7 +51,7 @@ class Automata:
     def __init__(self, constraints: Sequence[Sequence[Phrase]], boundary: Flags) -> None:
         """boundary: bool (V,), True for tokens that do not continue a word, including </s>."""
         self._boundary = boundary
-        self._states = [_State(-1, -1, 0, complete=False, satisfied=True, done=0, matched=0)]
+        self._states = [_State(NO_TOKEN, NO_TOKEN, 0, complete=False, satisfied=True, done=0, matched=0)]
         counted = [Counter(map(tuple, phrases)) for phrases in constraints]
         self.roots = np.zeros((len(counted), max([1, *map(len, counted)])), np.int64)  # state 0 is always satisfied
         for roots, phrases in zip(self.roots, counted, strict=True):
@@ -66,10 +68,10 @@ class Automata:
             for matched in range(length):
                 failure = start + (failures[matched] if matched else 0)
                 self._states.append(_State(phrase[matched], phrase[0], failure, False, False, done * length, matched))
-            first = -1 if last else phrase[0]
-            self._states.append(_State(-1, first, start + failures[length], True, last, done * length, length))
+            first = NO_TOKEN if last else phrase[0]
+            self._states.append(_State(NO_TOKEN, first, start + failures[length], True, last, done * length, length))
         end = len(self._states)
-        self._states.append(_State(-1, -1, end, False, True, times * length, 0))
+        self._states.append(_State(NO_TOKEN, NO_TOKEN, end, False, True, times * length, 0))
         return root
 
     def after(self, states: Ids, tokens: Ids) -> Ids:
@@ -145,18 +147,20 @@ class Allocation(Selection):
         return [(row, self.eos) for row in rows]
 
     def propose(self, totals: Tensor, part: slice) -> Tensor:
-        """Propose several extensions of each hypothesis: the best one, eos, and for each unmet phrase its expected
-        token and its first token."""
+        """Propose 2 P + 2 extensions of each live hypothesis: the best one, eos, and for each of the P phrases its
+        expected token and its first token, or eos again where there is none. Log-probabilities (A', W * V') of all
+        extensions of the A' sentences in `part` -> (A', W * (2 P + 2)), packed as by `pack_top`."""
         states = self._states[part]
         sentences, width, _ = states.shape
-        size = totals.shape[1] // width
-        tokens = np.concatenate([self._automata.expected[states], self._automata.first[states]], -1)
-        tokens = np.concatenate([tokens, np.full((sentences, width, 1), -1)], -1)
-        starts = np.arange(0, width * size, size)
-        positions = np.where(tokens < 0, self.eos, tokens) + starts[:, None]
-        best = pack_top(totals.view(-1, size), 1).view(sentences, width)
-        offsets = torch.from_numpy(starts).to(totals.device, non_blocking=True)
+        vocabulary = totals.shape[1] // width
+        eos = np.full((sentences, width, 1), self.eos)
+        tokens = np.concatenate([self._automata.expected[states], self._automata.first[states], eos], -1)
+        starts = np.arange(0, width * vocabulary, vocabulary)  # (W,): where the extensions of each hypothesis begin
+        positions = np.where(tokens == NO_TOKEN, self.eos, tokens) + starts[:, None]
         wanted = torch.from_numpy(positions.reshape(sentences, -1)).to(totals.device, non_blocking=True)
+        best = pack_top(totals.view(-1, vocabulary), 1).view(sentences, width)
+        offsets = torch.from_numpy(starts).to(totals.device, non_blocking=True)
+        # The lowest bits of a packed number are the position, here within one hypothesis: an offset is simply added.
         return torch.cat([best + offsets, pack_at(totals, wanted)], 1)
 
     def choose(self, candidates: Candidates) -> tuple[Flags, Candidates]:

@@ -80,7 +80,7 @@ def test_other_settings_have_results_of_their_own(run: RunDirectory) -> None:
     """An evaluation with another search leaves the results and translations of the run as they are."""
     before = json.loads(run.results.read_text())["test"], (run.hypotheses / "test.txt").read_bytes()
     translator = Translator.load(run.path, search={"kind": "greedy"})
-    result, _ = evaluate_run(run, translator, "test", SETTINGS, "best", output="greedy")
+    result, _ = evaluate_run(run, translator, "test", SETTINGS, "best", suffix="greedy")
     results = json.loads(run.results.read_text())
     assert (results["test"], (run.hypotheses / "test.txt").read_bytes()) == before
     assert results["test.greedy"] == result
