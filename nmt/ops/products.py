@@ -273,6 +273,7 @@ class _Linear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         inputs, weight = ctx.saved_tensors
+        grad = grad.to(weight.dtype)  # under autocast, the product of float32 operands has another dtype
         if ctx.needs_input_grad[1]:
             rows = (inputs, grad) if weight.dim() > 2 else (inputs.flatten(0, -2), grad.flatten(0, -2))  # noqa: PLR2004
             ctx.uses.sums(_Products, _Products).add(*rows)
@@ -291,6 +292,7 @@ class _Product(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         inputs, operand = ctx.saved_tensors
+        grad = grad.to(operand.dtype)
         if ctx.needs_input_grad[1]:
             ctx.uses.sums(_Products, _Products).add(grad, inputs)  # A is W', so that inputs and gradients swap roles
         return (grad @ operand.mT).to(ctx.dtype) if ctx.needs_input_grad[0] else None, None, None
