@@ -16,7 +16,7 @@ from nmt.data.batching import plan
 from nmt.model.build import build_model
 from nmt.ops import output_loss as module
 from nmt.ops import products
-from nmt.ops.output_loss import ChunkSizes, SeveralRows, of_mixture, output_loss
+from nmt.ops.output_loss import ChunkSizes, SeveralReadouts, of_mixture, output_loss
 from nmt.ops.products import matmul
 from nmt.training.losses import likelihood
 
@@ -158,7 +158,7 @@ def test_the_loss_of_a_mixture_holds_the_logits_of_one_chunk(monkeypatch: pytest
             of_mixture(criterion),
             targets,
             shares=operands[3],
-            layout=SeveralRows,
+            layout=SeveralReadouts,
             sizes=sizes,
         ).total.backward()
     assert len(chunks) == 4

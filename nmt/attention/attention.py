@@ -17,7 +17,7 @@ from nmt.attention.normalizers import Chunk, Normalized, Normalizer
 from nmt.attention.scores import KeyUpdate, LinearCoverage, Past, Score
 from nmt.attention.windows import Window
 from nmt.ops.draws import dropout
-from nmt.ops.products import Linear, defer, deferring, in_autocast_dtype, product, rows, wide
+from nmt.ops.products import Linear, defer, deferring, gather_rows, in_autocast_dtype, product, wide
 from nmt.ops.trees import join, map_tensors, select
 
 
@@ -74,11 +74,10 @@ class Memory(NamedTuple):
         by_sentence = (self.values, self.keys, self.valid, self.mask, self.chunk_keys, self.steering)
         values, keys, valid, mask, chunk_keys, steering = select(by_sentence, index)
         selected = self._replace(values=values, keys=keys, valid=valid, mask=mask, chunk_keys=chunk_keys)
-        return selected._replace(steering=steering).shared()
+        return selected._replace(steering=steering).deferred()
 
-    def shared(self) -> Self:
-        """Return the memory for a loop over steps: what it contributes to all steps is computed once, and so are its
-        gradients."""
+    def deferred(self) -> Self:
+        """Return the memory for a loop over steps, which defers the gradients of values and keys to its end."""
         (values,), (keys,), (chunk_keys,) = (defer(t, cast=False) for t in (self.values, self.keys, self.chunk_keys))
         return self._replace(values=values, keys=keys, chunk_keys=chunk_keys)
 
@@ -176,33 +175,32 @@ class Attention(nn.Module):
         score = self.chunk.score
         return memory._replace(chunk_keys=score.keys(states), chunk_projection=score.key_projection())
 
-    def start(self, valid: Tensor) -> Past:
-        """Make the `Past` that the first step reads: bool (B, S) -> Past."""
-        return Past.start(valid)
-
     def drop(self, weights: Tensor, memory: Memory) -> Tensor:
         """Apply dropout to the weights of a context: (B, T, S) -> (B, T, S), in the dtype of the values."""
         return dropout(weights, self.dropout, self.training).to(memory.values.dtype)
 
-    def sequence(self, query: Tensor, memory: Memory, past: Past) -> Attended:
-        """Attend at T successive steps of each sentence: queries (B, T, Q) -> Attended."""
+    def sequence(self, query: Tensor, memory: Memory, past: Past | None = None) -> Attended:
+        """Attend at T successive steps of each sentence: queries (B, T, Q) -> Attended. Without a past, the first query
+        is that of the first step."""
+        past = Past.initial(memory.valid) if past is None else past
         if not self.reads_past:
             steps = range(past.step, past.step + query.shape[1])
             return self._attend(query, memory, past, steps)._replace(past=past._replace(step=steps.stop))
-        attended, memory = list[Attended](), memory.shared()
+        attended, memory = list[Attended](), memory.deferred()
         with deferring(self):
             for query_t in query.unbind(1):
                 attended.append(self.step(query_t[:, None], memory, past))
                 past = attended[-1].past
         return join_steps(attended)
 
-    def step(self, query: Tensor, memory: Memory, past: Past) -> Attended:
+    def step(self, query: Tensor, memory: Memory, past: Past | None = None) -> Attended:
         """Attend at one step with K hypotheses per sentence: queries (B, K, Q) -> Attended, whose axis T has length K.
+        Without a past, it is the first step.
 
         If the attention reads the past, K must be 1, because a row of the batch has only one past.
         """
         assert query.shape[1] == 1 or not self.reads_past
-        past = self.score.move(query, past)
+        past = self.score.move(query, Past.initial(memory.valid) if past is None else past)
         attended = self._attend(query, memory, past, range(past.step, past.step + 1))
         if self.reads_past:
             return attended._replace(past=past.after(attended.weights, attended.log_stops))
@@ -249,7 +247,7 @@ class Attention(nn.Module):
             past,
             distribution.log_weights,
             log_stops,
-            None if aligned.log_prob is None else aligned.choice(query),
+            aligned.choice(query),
             detail,
         )
 
@@ -259,10 +257,10 @@ class Attention(nn.Module):
         S, W = memory.valid.shape[1], self.window.width
         positions = self.window.positions(centres, S)  # (B, T, W)
         index = (positions + S * torch.arange(B, device=query.device)[:, None, None]).flatten()
-        values, keys = (rows(tensor, index).view(B * T, W, -1) for tensor in (memory.values, memory.keys))
+        values, keys = (gather_rows(tensor, index).view(B * T, W, -1) for tensor in (memory.values, memory.keys))
         update = self._key_update(memory, past)
         if update is not None:
-            update = update._replace(features=rows(update.features, index).view(B * T, W, -1))
+            update = update._replace(features=gather_rows(update.features, index).view(B * T, W, -1))
         energies = self.score(query.reshape(B * T, 1, Q), keys, update).view(B, T, W)
         offsets = positions - centres[:, :, None]
         keep = memory.valid.flatten()[index].view(B, T, W) & self.window.holds(offsets)
@@ -332,19 +330,15 @@ class MultiHeadAttention(nn.Module):
         keys, values = (self._fold(projection(states)) for projection in (self.key_proj, self.value_proj))
         return self.inner.remember(keys, valid, values, nonempty=nonempty)._replace(heads=self.heads)
 
-    def start(self, valid: Tensor) -> Past:
-        """Make the `Past` that the first step of all heads reads: bool (B, S) -> Past."""
-        return Past.start(valid[:, None].expand(-1, self.heads, -1))
-
-    def sequence(self, query: Tensor, memory: Memory, past: Past) -> Attended:
+    def sequence(self, query: Tensor, memory: Memory, past: Past | None = None) -> Attended:
         """Attend at T successive steps: queries (B, T, Q) -> Attended, whose weights are means over heads."""
         return self._join(self.inner.sequence(*self._by_head(query, memory, past)), query)
 
-    def step(self, query: Tensor, memory: Memory, past: Past) -> Attended:
+    def step(self, query: Tensor, memory: Memory, past: Past | None = None) -> Attended:
         """Attend at one step with K hypotheses per sentence, like `Attention.step`: queries (B, K, Q) -> Attended."""
         return self._join(self.inner.step(*self._by_head(query, memory, past)), query)
 
-    def _by_head(self, query: Tensor, memory: Memory, past: Past) -> tuple[Tensor, Memory, Past]:
+    def _by_head(self, query: Tensor, memory: Memory, past: Past | None) -> tuple[Tensor, Memory, Past | None]:
         return self._fold(self.query_proj(query)), memory, map_tensors(lambda part: part.flatten(0, 1), past)
 
     def _join(self, attended: Attended, query: Tensor) -> Attended:

@@ -37,7 +37,7 @@ class Past(NamedTuple):
     means: Tensor | None = None
 
     @classmethod
-    def start(cls, valid: Tensor) -> Self:
+    def initial(cls, valid: Tensor) -> Self:
         """Make the `Past` that the first step reads: bool (B, S) or (B, N, S)."""
         nothing = torch.zeros(valid.shape, device=valid.device)
         return cls(nothing, nothing, 0)

@@ -16,9 +16,10 @@ from nmt.attention.windows import GlobalWindow, LocalMonotonicWindow, LocalPredi
 from nmt.config.schema import model as schema
 from nmt.config.schema.base import Section
 from nmt.model.decoder import Decoder
+from nmt.model.encoder import Bridge, Encoder, SelfAttention
 from nmt.model.latent import InferenceNetwork, LatentDecoder, LatentPosition
 from nmt.model.output import CopyGate, LexicalModel, Output, Readout
-from nmt.model.recurrent import Bridge, Encoder, Recurrent, SelfAttention, UpperLayers
+from nmt.model.recurrent import Recurrent, UpperLayers
 from nmt.model.seq2seq import EmbeddingDropout, Seq2Seq
 from nmt.ops.draws import Dropout
 
@@ -241,15 +242,14 @@ def _inference(config: schema.Model, memory_dim: int) -> InferenceNetwork | None
 
 
 def _recurrent(network: schema.Network, input_dim: int, layers: int, bidirectional: bool = False) -> Recurrent:
-    rnn = CELLS[network.cell](input_dim, network.hidden, layers, batch_first=True, bidirectional=bidirectional)
-    rnn.dropout = network.dropout if network.layers > 1 else 0.0  # torch warns of an argument `dropout` with one layer
-    return rnn
+    options = {"dropout": network.dropout if layers > 1 else 0.0, "bidirectional": bidirectional}
+    return CELLS[network.cell](input_dim, network.hidden, layers, batch_first=True, **options)
 
 
 def _upper_layers(network: schema.Network, input_dims: list[int]) -> UpperLayers:
     """Build the layers above the first. input_dims: the width of the input of each, the lowest first."""
     layers = [_recurrent(network, input_dim, layers=1) for input_dim in input_dims]
-    return UpperLayers(layers, residual=network.first_residual)
+    return UpperLayers(layers, network.first_residual, network.dropout)
 
 
 def build_attention(

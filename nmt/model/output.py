@@ -19,7 +19,7 @@ from torch.nn.functional import normalize
 from nmt.ops.output_loss import (
     Criterion,
     OutputLoss,
-    SeveralRows,
+    SeveralReadouts,
     copied_log_probs,
     mean_over_mixture,
     mixture_log_probs,
@@ -242,7 +242,7 @@ class Mixture(Prediction):
         mixed = mean_over_mixture(criterion) if self.averages_losses else of_mixture(criterion)
         weights = self.weights.reshape(passes, -1, K)
         inputs = targets.flatten(), *by_position
-        return output_loss(*operands, targets != pad, mixed, *inputs, shares=weights, layout=SeveralRows)
+        return output_loss(*operands, targets != pad, mixed, *inputs, shares=weights, layout=SeveralReadouts)
 
     def logits(self, output: OutputLayer) -> Tensor:
         B, T, _ = self.weights.shape

@@ -15,9 +15,9 @@ from nmt.attention.alignment import Policy
 from nmt.attention.attention import Detail, Steering
 from nmt.attention.normalizers import SoftmaxNormalizer
 from nmt.model.decoder import Decoded, Decoder, DecoderState, Infer, Inferred
+from nmt.model.encoder import Bridge, Encoder
 from nmt.model.latent import InferenceNetwork
 from nmt.model.output import Output, Prediction
-from nmt.model.recurrent import Bridge, Encoder
 from nmt.ops.draws import Dropout, dropout
 from nmt.ops.output_loss import cross_entropy
 
@@ -117,7 +117,7 @@ class Seq2Seq(nn.Module):
         """Return whether the model copies source tokens. Source and target then share one vocabulary."""
         return self.decoder.copy is not None
 
-    def record_log_weights(self) -> None:
+    def return_log_weights(self) -> None:
         """Make the attention return log-weights, for guided alignment and variational attention."""
         if self.decoder.attention is not None:
             for module in self.decoder.attention.modules():
@@ -132,7 +132,8 @@ class Seq2Seq(nn.Module):
         """
         words = self.dropout(self.source_embedding(source) if embedded is None else embedded)
         encoded = self.encoder(words, lengths)
-        return self.decoder.start(self.bridge(encoded.summary), encoded, self.decoder.prepare(), source, words)
+        parameters = self.decoder.collect_parameters()
+        return self.decoder.initial_state(self.bridge(encoded.summary), encoded, parameters, source, words)
 
     def forward(self, source: Tensor, lengths: Tensor, target: Tensor, target_out: Tensor | None = None) -> Decoded:
         """Teacher-force: source int64 (B, S), lengths (B,), target (B, T) = <s> y_1 ... y_{T-1} -> Decoded.

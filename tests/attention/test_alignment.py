@@ -27,7 +27,9 @@ def softmax(energies: Tensor, keep: Tensor = KEEP, times: int = N, log_weights: 
     """Normalise energies (S,) and repeat the distribution `times` times: (1, times, S)."""
     normalizer = SoftmaxNormalizer()
     normalizer.with_log_weights = log_weights
-    distribution: Normalized = normalizer(energies.expand(1, times, -1), keep.expand(1, 1, -1), Past.start(keep[None]))
+    distribution: Normalized = normalizer(
+        energies.expand(1, times, -1), keep.expand(1, 1, -1), Past.initial(keep[None])
+    )
     return distribution
 
 
@@ -84,7 +86,7 @@ def test_the_straight_through_gradient_of_two_positions_is_an_integral(temperatu
     keep = torch.ones(1, 1, 2, dtype=torch.bool)
     weights = (
         StraightThroughAlignment(temperature)
-        .train()(SoftmaxNormalizer()(energies[None], keep, Past.start(keep[0])))
+        .train()(SoftmaxNormalizer()(energies[None], keep, Past.initial(keep[0])))
         .weights
     )
     cost = torch.tensor([3.0, 1.0]).double()

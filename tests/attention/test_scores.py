@@ -23,7 +23,7 @@ def test_any_query_gives_finite_weights_and_gradients(scale: float) -> None:
     """Tests float32 over 50 steps."""
     made = Attention(GaussianMixtureScore(4, 3), GlobalWindow(), SoftmaxNormalizer(), reads_past=True)
     query, states = (torch.randn(2, 50, 4) * scale).requires_grad_(), torch.randn(2, 9, 5)
-    attended = made.sequence(query, made.remember(states, VALID), made.start(VALID))
+    attended = made.sequence(query, made.remember(states, VALID))
     torch.testing.assert_close(attended.weights.sum(-1), torch.ones(2, 50))
     gradients = torch.autograd.grad(attended.context.square().sum(), [query, *made.parameters()])
     assert all(gradient.isfinite().all() for gradient in gradients)

@@ -251,7 +251,6 @@ def test_self_attention_is_a_normed_residual_of_the_states() -> None:
     plain.load_state_dict(model.state_dict(), strict=False)
     expected = plain.encoder(plain.source_embedding(SOURCE), LENGTHS).states
     for layer in layers:
-        memory, past = layer.attention.remember(expected, VALID), layer.attention.start(VALID)
-        attended = layer.attention.sequence(expected, memory, past)
+        attended = layer.attention.sequence(expected, layer.attention.remember(expected, VALID))
         expected = layer.norm(expected + attended.context) * VALID[:, :, None]
     torch.testing.assert_close(states, expected)

@@ -10,7 +10,7 @@ from nmt.ops import output_loss as module
 from nmt.ops.output_loss import (
     ChunkSizes,
     Criterion,
-    SeveralRows,
+    SeveralReadouts,
     mean_over_mixture,
     mixture_log_probs,
     of_mixture,
@@ -82,7 +82,7 @@ def test_loss_and_gradients_equal_the_formula(
     mixed = mean_over_mixture if of_losses else of_mixture
     given = *inputs[:3], problem.counted, mixed(criterion), problem.targets
     sizes = ChunkSizes(chunk, max(1, chunk // 2))
-    total, terms = output_loss(*given, shares=inputs[3], layout=SeveralRows, sizes=sizes)
+    total, terms = output_loss(*given, shares=inputs[3], layout=SeveralReadouts, sizes=sizes)
     expected = naive(others, problem, criterion, of_losses)
     torch.testing.assert_close(total, expected, **EXACT)
     assert not terms["loss"][5]
@@ -97,7 +97,7 @@ def test_the_term_is_the_negative_log_likelihood_of_the_mixture() -> None:
     problem = Problem()
     readouts, weight, bias, mixing = problem.operands
     given = readouts, weight, bias, problem.counted, of_mixture(LIKELIHOOD), problem.targets
-    _, terms = output_loss(*given, shares=mixing, layout=SeveralRows)
+    _, terms = output_loss(*given, shares=mixing, layout=SeveralReadouts)
     log_probs = mixture_log_probs(readouts[0], weight, bias, mixing[0])
     probs = (mixing[0, ..., None] * (readouts[0] @ weight.T + bias).softmax(-1)).sum(1)
     torch.testing.assert_close(log_probs[problem.counted], probs[problem.counted].log(), **EXACT)

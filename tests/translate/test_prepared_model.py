@@ -24,7 +24,7 @@ from nmt.config.compose import config_dir, validated
 from nmt.config.schema import TrainConfig
 from nmt.model.build import build_model
 from nmt.model.seq2seq import Seq2Seq
-from nmt.ops.packed import FloatWeight, pack
+from nmt.ops.products import FloatWeight, pack
 from nmt.translate import prepared_model
 from nmt.translate.prepared_model import SearchModel
 
