@@ -6,7 +6,7 @@ steered.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Self
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from nmt.attention.alignment import Aligned, Alignment, Choice
 from nmt.attention.normalizers import Chunk, Normalized, Normalizer
 from nmt.attention.scores import KeyUpdate, LinearCoverage, Past, Score
-from nmt.attention.windows import Window
+from nmt.attention.windows import LocalWindow, Window
 from nmt.ops.draws import dropout
 from nmt.ops.products import Linear, defer, deferring, gather_rows, in_autocast_dtype, product, wide
 from nmt.ops.trees import join, map_tensors, select
@@ -71,10 +71,8 @@ class Memory(NamedTuple):
         """Take the sentences with these indices, an int64 vector. The rows of all heads of a sentence stay together."""
         if self.heads > 1:
             index = (index[:, None] * self.heads + torch.arange(self.heads, device=index.device)).flatten()
-        by_sentence = (self.values, self.keys, self.valid, self.mask, self.chunk_keys, self.steering)
-        values, keys, valid, mask, chunk_keys, steering = select(by_sentence, index)
-        selected = self._replace(values=values, keys=keys, valid=valid, mask=mask, chunk_keys=chunk_keys)
-        return selected._replace(steering=steering).deferred()
+        by_sentence = ("values", "keys", "valid", "mask", "chunk_keys", "steering")
+        return self._replace(**{name: select(getattr(self, name), index) for name in by_sentence}).deferred()
 
     def deferred(self) -> Self:
         """Return the memory for a loop over steps, which defers the gradients of values and keys to its end."""
@@ -112,15 +110,10 @@ class Attended(NamedTuple):
 def join_steps(steps: Sequence[Attended]) -> Attended:
     """Join the results of successive steps (T = 1 each) along T, with the past of the last result. `log_stops`, which
     only the next step needs, is left out."""
-    context, weights, pasts, log_weights, _, choice, detail = zip(*steps, strict=True)
-    return Attended(
-        torch.cat(context, dim=1),
-        torch.cat(weights, dim=1),
-        pasts[-1],
-        None if log_weights[0] is None else torch.cat(log_weights, dim=1),
-        choice=None if choice[0] is None else join(choice, 1),
-        detail=None if detail[0] is None else join(detail, 2),
-    )
+    context, weights, pasts, log_weights, _, choices, details = zip(*steps, strict=True)
+    by_step = (context, weights, log_weights, choices)
+    context, weights, log_weights, choice = (join(parts, 1) for parts in by_step)
+    return Attended(context, weights, pasts[-1], log_weights, choice=choice, detail=join(details, 2))
 
 
 class Attention(nn.Module):
@@ -160,10 +153,8 @@ class Attention(nn.Module):
         is known to have a valid position. Then `Memory.mask` is set if the window and the normalizer can use it.
         """
         values = in_autocast_dtype(states if values is None else values)  # cast once, not at every step
-        keys, projection = self.score.keys(states), self.score.key_projection()
-        if self.coverage is not None:
-            keys, own = self.coverage.keys(keys), self.coverage.key_projection()
-            projection = own if projection is None else torch.cat([projection, own], dim=-1)
+        keys, projection = self.score.keys(states), _cat(part.key_projection() for part in self._changing_keys())
+        keys = keys if self.coverage is None else self.coverage.keys(keys)
         valid = self.score.defined_at(valid)
         mask = None
         if nonempty and self.window.reach is None and self.normalizer.takes_masked:
@@ -212,14 +203,15 @@ class Attention(nn.Module):
         A local window becomes a mask over all positions, unless it is much narrower than the sentence.
         """
         keep, centres, falloff = memory.valid[:, None], None, None
-        if self.window.reach is not None:
-            centres = self.window.centres(query, memory.valid, steps)
+        if isinstance(window := self.window, LocalWindow):
+            centres = window.centres(query, memory.valid, steps)
             needs_all_positions = memory.steering is not None or memory.detailed
-            if not needs_all_positions and self.window.narrows(memory.valid.shape[1]):
-                return self._attend_window(query, memory, past, centres)
+            if not needs_all_positions and window.narrows(memory.valid.shape[1]):
+                return self._attend_window(window, query, memory, past, centres)
             offsets = torch.arange(keep.shape[-1], device=keep.device) - centres[:, :, None]
-            keep, falloff = keep & self.window.holds(offsets), self.window.falloff(offsets)
-        energies = self.score(query, memory.keys, self._key_update(memory, past))
+            keep, falloff = keep & window.holds(offsets), window.falloff(offsets)
+        update = _key_update(self._changing_keys(), memory.projection, past)
+        energies = self.score(query, memory.keys, update)
         if memory.mask is None:
             distribution = self._scaled(self.normalizer(energies, keep, past), falloff)
         else:
@@ -227,8 +219,7 @@ class Attention(nn.Module):
         log_stops = distribution.log_weights if self.normalizer.stops else None
         if self.chunk is not None:
             assert memory.chunk_keys is not None
-            features, projection = self.chunk.score.key_features(past), memory.chunk_projection
-            update = None if features is None or projection is None else KeyUpdate(features, projection)
+            update = _key_update([self.chunk.score], memory.chunk_projection, past)
             distribution = self.chunk(log_stops, self.chunk.score(query, memory.chunk_keys, update), keep)
         aligned = Aligned(distribution.weights) if self.alignment is None else self.alignment(distribution)
         if memory.steering is not None:
@@ -251,20 +242,22 @@ class Attention(nn.Module):
             detail,
         )
 
-    def _attend_window(self, query: Tensor, memory: Memory, past: Past, centres: Tensor) -> Attended:
+    def _attend_window(
+        self, window: LocalWindow, query: Tensor, memory: Memory, past: Past, centres: Tensor
+    ) -> Attended:
         """Attend within a window much narrower than the sentence, reading only the window's positions."""
         B, T, Q = query.shape
-        S, W = memory.valid.shape[1], self.window.width
-        positions = self.window.positions(centres, S)  # (B, T, W)
+        S, W = memory.valid.shape[1], window.width
+        positions = window.positions(centres, S)  # (B, T, W)
         index = (positions + S * torch.arange(B, device=query.device)[:, None, None]).flatten()
         values, keys = (gather_rows(tensor, index).view(B * T, W, -1) for tensor in (memory.values, memory.keys))
-        update = self._key_update(memory, past)
+        update = _key_update(self._changing_keys(), memory.projection, past)
         if update is not None:
             update = update._replace(features=gather_rows(update.features, index).view(B * T, W, -1))
         energies = self.score(query.reshape(B * T, 1, Q), keys, update).view(B, T, W)
         offsets = positions - centres[:, :, None]
-        keep = memory.valid.flatten()[index].view(B, T, W) & self.window.holds(offsets)
-        distribution = self._scaled(self.normalizer(energies, keep, past), self.window.falloff(offsets))
+        keep = memory.valid.flatten()[index].view(B, T, W) & window.holds(offsets)
+        distribution = self._scaled(self.normalizer(energies, keep, past), window.falloff(offsets))
         aligned = Aligned(distribution.weights) if self.alignment is None else self.alignment(distribution)
         context = torch.bmm(self.drop(aligned.weights, memory).view(B * T, 1, W), values)
 
@@ -280,15 +273,9 @@ class Attention(nn.Module):
             choice=aligned.choice(query),
         )
 
-    def _key_update(self, memory: Memory, past: Past) -> KeyUpdate | None:
-        if memory.projection is None:
-            return None
-        features = self.score.key_features(past)
-        if self.coverage is not None:
-            covered = self.coverage.key_features(past)
-            features = covered if features is None else torch.cat([features, covered], dim=-1)
-        assert features is not None
-        return KeyUpdate(features, memory.projection)
+    def _changing_keys(self) -> "list[Score | LinearCoverage]":
+        """Return the parts that may change the keys at every step."""
+        return [self.score] if self.coverage is None else [self.score, self.coverage]
 
     def _scaled(self, normalized: Normalized, falloff: Tensor | None) -> Normalized:
         """Multiply a distribution by the window's falloff. For an alignment, make the weights sum to 1 again."""
@@ -303,6 +290,18 @@ class Attention(nn.Module):
         total = weights.sum(-1, keepdim=True)
         total = total.masked_fill(total == 0, 1.0)
         return Normalized(weights / total, None if log_weights is None else log_weights - total.log())
+
+
+def _key_update(parts: Iterable[Score | LinearCoverage], projection: Tensor | None, past: Past) -> KeyUpdate | None:
+    """Make the update of the keys of which these parts give the features, side by side; None if they change no keys."""
+    features = _cat(part.key_features(past) for part in parts)
+    return None if features is None or projection is None else KeyUpdate(features, projection)
+
+
+def _cat(tensors: Iterable[Tensor | None]) -> Tensor | None:
+    """Concatenate along the last axis those tensors that are not None; None if all are."""
+    present = [tensor for tensor in tensors if tensor is not None]
+    return torch.cat(present, dim=-1) if len(present) > 1 else next(iter(present), None)
 
 
 class MultiHeadAttention(nn.Module):

@@ -162,11 +162,9 @@ class DecoderState(NamedTuple):
         are dropped.
         """
         hypothesis, source = select(self.hypothesis, index), self.source
-        if source is None:
-            pass
-        elif self.shares_source:
+        if self.shares_source:
             source = source if sentences is None else select(source, sentences)
-        elif sentences is None and len(index) == source.memory.sentences:
+        elif source is not None and sentences is None and len(index) == source.memory.sentences:
             # All rows of a sentence have the same memory, so that only the past is reordered.
             source = source._replace(past=select(source.past, index))
         else:

@@ -118,7 +118,6 @@ class Output(Linear):
         self.scale = nn.Parameter(torch.tensor(readout_dim**0.5)) if fixnorm else None
 
     def forward(self, readouts: Tensor) -> Tensor:
-        """Compute logits: (..., R) -> (..., V)."""
         return self.layer().logits(readouts)
 
     def layer(self) -> OutputLayer:

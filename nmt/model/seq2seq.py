@@ -235,23 +235,19 @@ class SearchEnsemble:
         return StepOutput(log_probs, _mean([s.weights for s in steps]), EnsembleState(tuple(s.state for s in steps)))
 
 
-class Ensemble(nn.Module, SearchEnsemble):
-    """A SearchEnsemble of whole models, which can also score translations."""
+class Ensemble(nn.Module):
+    """An ensemble of whole models, which scores given translations. See `SearchEnsemble` for what it predicts."""
 
-    def __init__(self, members: Sequence[Seq2Seq]) -> None:
-        nn.Module.__init__(self)
-        SearchEnsemble.__init__(self, members)
-        self.models = tuple(members)
-        self._registered = nn.ModuleList(members)
+    def __init__(self, models: Sequence[Seq2Seq]) -> None:
+        super().__init__()
+        self.models, self._registered = tuple(models), nn.ModuleList(models)
 
     @property
     def attends(self) -> bool:
-        """Return whether any model has an attention."""
-        return any(member.attends for member in self.members)
+        return any(model.attends for model in self.models)
 
     @property
     def has_copy_gate(self) -> bool:
-        """Return whether any model copies source tokens."""
         return any(model.has_copy_gate for model in self.models)
 
     def force(
@@ -265,8 +261,8 @@ class Ensemble(nn.Module, SearchEnsemble):
         detailed: bool = False,
     ) -> Forced:
         """Score targets like Seq2Seq.force, by the mean of the models' probabilities and attention; without detail."""
-        forced = [member.force(source, lengths, target_in, target_out, pad, steering) for member in self.models]
-        return Forced(log_mean([member.log_probs for member in forced]), _mean([member.weights for member in forced]))
+        forced = [model.force(source, lengths, target_in, target_out, pad, steering) for model in self.models]
+        return Forced(log_mean([each.log_probs for each in forced]), _mean([each.weights for each in forced]))
 
 
 def log_mean(log_probs: Sequence[Tensor]) -> Tensor:

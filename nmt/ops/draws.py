@@ -39,7 +39,6 @@ class Dropout(nn.Dropout):
     """nn.Dropout (Srivastava et al. 2014) with a mask that is cheap on a CPU."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Apply dropout to a tensor of any shape."""
         return dropout(inputs, self.p, self.training)
 
 

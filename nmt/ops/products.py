@@ -96,7 +96,6 @@ class Int8Weight:
         self.packed: Tensor = torch.ops.onednn.qlinear_prepack(integers, None)
 
     def product(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
-        """Compute x W' + b without gradients: inputs (..., I), bias (O,) -> (..., O)."""
         rows = inputs.reshape(-1, inputs.shape[-1])
         if self.bounded:
             outputs = self._product(rows * self.levels, bias)
@@ -133,14 +132,9 @@ def pack(weight: Tensor, bounded: bool = False) -> Weight:
 def pack_int8(weight: Tensor, bounded: bool = False) -> Weight:
     """Pack a weight (O, I) in 8-bit integers, or return it unchanged if it has few outputs. Raises UserError unless
     torch has 8-bit products on this CPU."""
-    check_int8()
-    return weight if len(weight) < MIN_OUTPUTS else Int8Weight(weight.float(), bounded)
-
-
-def check_int8() -> None:
-    """Raise UserError unless torch has 8-bit products on this CPU."""
     if not hasattr(torch.ops.onednn, "qlinear_pointwise") or not cpu_capabilities().get("avx2"):
         raise UserError("precision=int8 needs an x86 CPU with AVX2 and torch with oneDNN; use precision=auto")
+    return weight if len(weight) < MIN_OUTPUTS else Int8Weight(weight.float(), bounded)
 
 
 class Sums(Protocol):
