@@ -74,8 +74,8 @@ class LocalMonotonicWindow(LocalWindow):
 
 
 class LocalPredictiveWindow(LocalWindow):
-    """Predicts its centre from the query q_t: p_t = S sigmoid(v . tanh(W q_t) / sqrt(A))   (Luong et al. 2015, eq. 9 and
-    10, local-p; the paper has no sqrt(A)).
+    """Predicts its centre from the query q_t: p_t = S sigmoid(v . tanh(W q_t) / sqrt(A))   (Luong et al. 2015, eq. 9
+    and 10, local-p; the paper has no sqrt(A)).
 
     S is the length of the sentence, or the number of positions that a location score has if this is smaller; v (A) and
     W (A, Q) are learned. Positions count from 0. A Gaussian around p_t with sigma = D/2 multiplies the weights. Through
