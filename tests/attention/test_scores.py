@@ -30,7 +30,8 @@ def test_any_query_gives_finite_weights_and_gradients(scale: float) -> None:
 
 
 def test_cosine_of_a_zero_state_is_zero_with_finite_gradients() -> None:
-    score = CosineScore(4, 4, 1.0).double()
+    score = CosineScore(4, 4, 5.0).double()
+    assert torch.nn.functional.softplus(score.offset).item() == pytest.approx(5)  # the sharpness at first
     memory = torch.zeros(2, 3, 4, dtype=torch.float64, requires_grad=True)
     energies = score(torch.randn(2, 5, 4).double(), score.keys(memory))
     assert not energies.any()
