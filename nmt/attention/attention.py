@@ -198,10 +198,8 @@ class Attention(nn.Module):
         return attended._replace(past=past._replace(step=past.step + 1))
 
     def _attend(self, query: Tensor, memory: Memory, past: Past, steps: range) -> Attended:
-        """Attend with queries (B, T, Q) of T steps, or of T hypotheses at one step. The past stays unchanged.
-
-        A local window becomes a mask over all positions, unless it is much narrower than the sentence.
-        """
+        """Attend with queries (B, T, Q) of T steps, or of T hypotheses at one step. The past stays unchanged. A local
+        window becomes a mask over all positions, unless it is much narrower than the sentence."""
         keep, centres, falloff = memory.valid[:, None], None, None
         if isinstance(window := self.window, LocalWindow):
             centres = window.centres(query, memory.valid, steps)

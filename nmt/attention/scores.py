@@ -408,10 +408,8 @@ def _step_constants(keys: Tensor, weight: Tensor, projection: Tensor | None) -> 
 
 
 def _energies(query: Tensor, features: Tensor | None, constants: _StepConstants) -> Tensor:
-    """Compute energies, block by block: queries (B, T, A), features (B, S, F) or None -> (B, T, S).
-
-    With tanh, they are v . hidden units, and with the logistic function 2 v . hidden units - sum(v).
-    """
+    """Compute energies, block by block: queries (B, T, A), features (B, S, F) or None -> (B, T, S). With tanh, they are
+    v . hidden units, and with the logistic function 2 v . hidden units - sum(v)."""
     query = query.to(constants.keys.dtype)
     features = None if features is None else features.to(constants.keys.dtype)
     with torch.autocast(query.device.type, enabled=False):  # energies stay in float32

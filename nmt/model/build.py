@@ -70,11 +70,8 @@ def build_model(config: schema.Model, source_vocab: int, target_vocab: int, pad:
 
 
 def build_unfilled(config: schema.Model, source_vocab: int, target_vocab: int, pad: tuple[int, int]) -> Seq2Seq:
-    """Build a model like `build_model`, but with uninitialised parameters, to be filled from a checkpoint.
-
-    It skips the functions of torch.nn.init: on the device "meta" they would import torch's compiler, which takes a
-    second.
-    """
+    """Build a model like `build_model`, but with uninitialised parameters, to be filled from a checkpoint. It skips the
+    functions of torch.nn.init: on the device "meta" they would import torch's compiler, which takes a second."""
     with _Unfilled():
         return _modules(config, source_vocab, target_vocab, pad)
 

@@ -36,10 +36,8 @@ UNFIT = "is corrupt, or the checkpoint of another model"
 
 
 def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
-    """Write a checkpoint atomically, in the format of the suffix.
-
-    A .safetensors file takes {"model": parameters} and further values that JSON can hold, a .pt file any state.
-    """
+    """Write a checkpoint atomically, in the format of the suffix. A .safetensors file takes {"model": parameters} and
+    further values that JSON can hold, a .pt file any state."""
     if path.suffix == Path(BEST).suffix:
         write_atomically(path, to_safetensors(state))
     else:
@@ -61,10 +59,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def to_safetensors(state: Mapping[str, Any]) -> bytes:
-    """Encode a checkpoint as a safetensors file.
-
-    Tied parameters are stored once, and the metadata names their aliases. A digest in the metadata shows flipped bits.
-    """
+    """Encode a checkpoint as a safetensors file. Tied parameters are stored once, and the metadata names their aliases.
+    A digest in the metadata shows flipped bits."""
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     first: dict[tuple[int, torch.Size], str] = {}
@@ -80,10 +76,8 @@ def to_safetensors(state: Mapping[str, Any]) -> bytes:
 
 
 def _with_sorted_header(content: bytes) -> bytes:
-    """Sort the header of a safetensors file, so that equal values give equal bytes.
-
-    The library writes the metadata in the order of a hash table, which is random.
-    """
+    """Sort the header of a safetensors file, so that equal values give equal bytes. The library writes the metadata in
+    the order of a hash table, which is random."""
     start = 8 + int.from_bytes(content[:8], "little")
     header = json.dumps(json.loads(content[8:start]), sort_keys=True, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)  # as the library does, so that tensors are aligned

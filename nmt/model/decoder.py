@@ -297,11 +297,8 @@ class Decoder(nn.Module):
     def initial_state(
         self, recurrent: RecurrentState, encoded: Encoded, parameters: StepParameters, source: Tensor, words: Tensor
     ) -> DecoderState:
-        """Make the state before the first step.
-
-        recurrent: the bridge's result; source: int64 (B, S) source tokens, which a copy gate may copy; words: (B, S, E)
-        the embedded source.
-        """
+        """Make the state before the first step. recurrent: the bridge's result; source: int64 (B, S) source tokens,
+        which a copy gate may copy; words: (B, S, E) the embedded source."""
         feed = encoded.summary.new_zeros(len(source), self.readout.dim) if self.input_feeding else None
         attention = parameters.attention
         if attention is None:
@@ -345,27 +342,20 @@ class Decoder(nn.Module):
         return Decoded(prediction.readouts, prediction, run.attended)
 
     def observe(self, state: DecoderState, tokens: Tensor, output: OutputLayer) -> DecoderState:
-        """Return the state that knows the previous tokens, int64 (N,), before a step.
-
-        Only latent decoders change the state here: they compute the posterior of the previous step's position, which
-        depends on the previous token.
-        """
+        """Return the state that knows the previous tokens, int64 (N,), before a step. Only latent decoders change the
+        state here: they compute the posterior of the previous step's position, which depends on the previous token."""
         return state
 
     def posterior(
         self, decoded: Decoded, embedded: Tensor, state: DecoderState, target: Tensor, counted: Tensor, output: Output
     ) -> Tensor | None:
-        """Compute the attention weights (B, T, S) given the target y_1 ... y_T, int64 (B, T).
-
-        Without a latent alignment these are the weights of `decoded`. counted: bool (B, T), False at padding.
-        """
+        """Compute the attention weights (B, T, S) given the target y_1 ... y_T, int64 (B, T). Without a latent
+        alignment these are the weights of `decoded`. counted: bool (B, T), False at padding."""
         return decoded.prediction.posterior_weights(decoded.weights, output.layer(), target)
 
     def step(self, word: WordProducts, state: DecoderState) -> tuple[Prediction, Tensor | None, DecoderState]:
-        """Predict the next token from the previous one, in a search -> prediction, weights (N, S), next state.
-
-        With a copy gate the prediction is grouped by sentence. Without attention, the weights are None.
-        """
+        """Predict the next token from the previous one, in a search -> prediction, weights (N, S), next state. With a
+        copy gate the prediction is grouped by sentence. Without attention, the weights are None."""
         step = self._decode_step(word, state)
         readout, weights = step.readout, None if step.attended is None else step.attended.weights[:, 0]
         if readout is None:

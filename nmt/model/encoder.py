@@ -16,10 +16,8 @@ from nmt.ops.products import Linear
 
 
 class SelfAttention(nn.Module):
-    """Self-attention over encoder states: h'_s = LayerNorm(h_s + attention(h_s, h))   (Vaswani et al. 2017, 3.1).
-
-    The feed-forward layer of the paper is left out, because the states come from a recurrent network.
-    """
+    """Self-attention over encoder states: h'_s = LayerNorm(h_s + attention(h_s, h))   (Vaswani et al. 2017, 3.1). The
+    feed-forward layer of the paper is left out, because the states come from a recurrent network."""
 
     def __init__(self, attention: Attention | MultiHeadAttention, dim: int, dropout: Dropout) -> None:
         """dim: M; dropout: applied to the contexts before they are added."""
@@ -43,10 +41,8 @@ class Encoded(NamedTuple):
 
 
 class Encoder(nn.Module):
-    """The encoder. Its states h_s join both directions (Schuster and Paliwal 1997; Bahdanau et al. 2015, 3.2).
-
-    With upper layers, only the layers below them read in both directions (Wu et al. 2016, 3.2).
-    """
+    """The encoder. Its states h_s join both directions (Schuster and Paliwal 1997; Bahdanau et al. 2015, 3.2). With
+    upper layers, only the layers below them read in both directions (Wu et al. 2016, 3.2)."""
 
     def __init__(
         self,
@@ -72,11 +68,8 @@ class Encoder(nn.Module):
         self.summary_dim = self.output_dim * (2 if with_cell else 1)
 
     def forward(self, embedded: Tensor, lengths: Tensor, layers: Sequence[LayerParameters] | None = None) -> Encoded:
-        """Encode embedded tokens (B, S, E) of sentences with lengths int64 (B,).
-
-        The lengths are on the CPU, or on the GPU for a CUDA graph. layers: the layers of `rnn` as a search prepared
-        them; by default prepared here.
-        """
+        """Encode embedded tokens (B, S, E) of sentences with lengths int64 (B,). The lengths are on the CPU, or on the
+        GPU for a CUDA graph. layers: the layers of `rnn` as a search prepared them; by default prepared here."""
         positions = torch.arange(embedded.shape[1], device=embedded.device)
         valid = positions < lengths.to(embedded.device, non_blocking=True)[:, None]
         states, final = run_rnn(self.rnn, embedded, lengths, None, layers, self.residual)

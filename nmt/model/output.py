@@ -179,10 +179,8 @@ class Prediction(ABC):
         """Return the components of each of the B * T distributions."""
 
     def posterior_weights(self, weights: Tensor | None, output: OutputLayer, target: Tensor) -> Tensor | None:
-        """Compute the attention weights (B, T, S) given also the predicted tokens y_1 ... y_T, int64 (B, T).
-
-        Only a mixture has a posterior; other predictions return `weights` unchanged.
-        """
+        """Compute the attention weights (B, T, S) given also the predicted tokens y_1 ... y_T, int64 (B, T). Only a
+        mixture has a posterior; other predictions return `weights` unchanged."""
         return weights
 
 
@@ -341,10 +339,8 @@ class CopyGate(nn.Module):
 
 
 def copyable(source: Tensor, valid: Tensor) -> Tensor:
-    """Replace by NEVER what cannot be copied, </s> and padding: source int64 (B, S), valid bool (B, S) -> (B, S).
-
-    The last valid token of each sentence is </s>.
-    """
+    """Replace by NEVER what cannot be copied, </s> and padding: source int64 (B, S), valid bool (B, S) -> (B, S). The
+    last valid token of each sentence is </s>."""
     words = torch.cat([valid[:, 1:], torch.zeros_like(valid[:, :1])], dim=1)
     return source.masked_fill(~words, NEVER)
 

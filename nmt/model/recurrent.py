@@ -266,10 +266,8 @@ def _run_layer(
 def _run_torch(
     rnn: Recurrent, inputs: Tensor, lengths: Tensor | None, initial: RecurrentState | None
 ) -> tuple[Tensor, RecurrentState]:
-    """Run torch's own call. In a context of autocast to bf16, it computes in float32 and returns bf16.
-
-    Autocast would let cuDNN compute in float16 instead, and gradients of an unscaled loss can be too small for float16.
-    """
+    """Run torch's own call. In a context of autocast to bf16, it computes in float32 and returns bf16. Autocast would
+    let cuDNN compute in float16 instead, and gradients of an unscaled loss can be too small for float16."""
     kind = inputs.device.type
     if torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.bfloat16:
         with torch.autocast(kind, enabled=False):

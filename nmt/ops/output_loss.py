@@ -294,10 +294,8 @@ def mean_over_mixture(criterion: Criterion) -> MixedCriterion:
 
 
 class _MeanOfSoftmax(torch.autograd.Function):
-    """Computes sum_k w_k softmax(l_k): logits l (m, V), mixture weights w (m,) -> float32 or wider (C * n, V).
-
-    Besides the logits and their gradient, it holds two tensors (m, V); autograd would hold four.
-    """
+    """Computes sum_k w_k softmax(l_k): logits l (m, V), mixture weights w (m,) -> float32 or wider (C * n, V). Besides
+    the logits and their gradient, it holds two tensors (m, V); autograd would hold four."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, shares: Tensor, mixing: Mixing) -> Tensor:  # noqa: ANN401

@@ -279,8 +279,7 @@ def uses_onednn(inputs: Tensor, weight: Tensor) -> bool:
 
 def matmul(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Compute x W' + b for the shapes that `linear` takes, but without deferring gradients. The operands must not need
-    gradients if `uses_onednn` is true.
-    """
+    gradients if `uses_onednn` is true."""
     if uses_onednn(inputs, weight):
         assert not (torch.is_grad_enabled() and (inputs.requires_grad or weight.requires_grad))
         if weight.dim() == 2:  # noqa: PLR2004
@@ -384,10 +383,8 @@ class Buffer:
 
 
 def gather_rows(tensor: Tensor, index: Tensor) -> Tensor:
-    """Gather rows: (B, S, D), int64 (N,) -> (N, D). The index counts the B S rows of all sentences.
-
-    All calls with the same deferred tensor add their gradients to one buffer.
-    """
+    """Gather rows: (B, S, D), int64 (N,) -> (N, D). The index counts the B S rows of all sentences. All calls with the
+    same deferred tensor add their gradients to one buffer."""
     if not torch.is_grad_enabled():
         return tensor.flatten(0, 1).index_select(0, index)
     if (uses := uses_of(tensor)) is None:
