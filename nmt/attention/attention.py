@@ -111,9 +111,14 @@ def join_steps(steps: Sequence[Attended]) -> Attended:
     """Join the results of successive steps (T = 1 each) along T, with the past of the last result. `log_stops`, which
     only the next step needs, is left out."""
     context, weights, pasts, log_weights, _, choices, details = zip(*steps, strict=True)
-    by_step = (context, weights, log_weights, choices)
-    context, weights, log_weights, choice = (join(parts, 1) for parts in by_step)
-    return Attended(context, weights, pasts[-1], log_weights, choice=choice, detail=join(details, 2))
+    return Attended(
+        torch.cat(context, dim=1),
+        torch.cat(weights, dim=1),
+        pasts[-1],
+        None if log_weights[0] is None else torch.cat(log_weights, dim=1),
+        choice=None if choices[0] is None else join(choices, 1),
+        detail=None if details[0] is None else join(details, 2),
+    )
 
 
 class Attention(nn.Module):
@@ -236,7 +241,7 @@ class Attention(nn.Module):
             past,
             distribution.log_weights,
             log_stops,
-            aligned.choice(query),
+            None if aligned.log_prob is None else aligned.choice(query),
             detail,
         )
 
