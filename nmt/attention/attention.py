@@ -341,9 +341,12 @@ class MultiHeadAttention(nn.Module):
         return self._join(self.inner.step(*self._by_head(query, memory, past)), query)
 
     def _by_head(self, query: Tensor, memory: Memory, past: Past | None) -> tuple[Tensor, Memory, Past | None]:
+        """Project the queries, and move the heads of queries and past to the batch axis, as those of the memory are."""
         return self._fold(self.query_proj(query)), memory, map_tensors(lambda part: part.flatten(0, 1), past)
 
     def _join(self, attended: Attended, query: Tensor) -> Attended:
+        """Join the heads, which lie in the batch axis: projected contexts side by side, and mean weights."""
+
         def unfold(folded: Tensor) -> Tensor:  # separates the heads from the batch axis: (B N, ...) -> (B, N, ...)
             return folded.view(-1, self.heads, *folded.shape[1:])
 

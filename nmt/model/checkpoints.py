@@ -105,6 +105,7 @@ def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
 
 
 def _from_torch(path: Path) -> Any:  # noqa: ANN401
+    """Read a file of torch.save, unless it is damaged or would allocate more memory than its size."""
     with zipfile.ZipFile(path) as archive:
         records = archive.infolist()
         # A few compressed bytes could become gigabytes, and records could overlap.
@@ -126,6 +127,7 @@ def new_model(config: schema.TrainConfig, tokenizers: Tokenizers) -> Seq2Seq:
 
 
 def _sizes(tokenizers: Tokenizers) -> tuple[int, int, tuple[int, int]]:
+    """Return the arguments of `build_model` that follow from the tokenizers."""
     source, target = tokenizers
     return source.vocab_size, target.vocab_size, (source.pad, target.pad)
 
@@ -161,6 +163,7 @@ def load_model(config: schema.TrainConfig, tokenizers: Tokenizers, path: Path) -
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """Read a checkpoint. Raises UserError if it is missing or damaged."""
     if not path.is_file():
         raise UserError(f"{path}: no such checkpoint; a run has one from its first validation on")
     try:

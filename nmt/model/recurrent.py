@@ -131,6 +131,8 @@ def _next_state(gates: Tensor, recurrent: Tensor, previous: Tensor) -> tuple[Ten
 
 
 class _GRU(torch.autograd.Function):
+    """Computes h' of a GRU by `_next_state`, with a gradient written by hand."""
+
     @staticmethod
     def forward(ctx: Any, gates: Tensor, recurrent: Tensor, previous: Tensor) -> Tensor:  # noqa: ANN401
         ctx.dtypes = gates.dtype, recurrent.dtype, previous.dtype
@@ -298,11 +300,12 @@ class UpperLayers(nn.Module):
     def __init__(self, layers: Sequence[Recurrent], residual: int = 0, dropout: float = 0.0) -> None:
         """layers: all layers above the first, the lowest first; residual: see `collect_layers`."""
         super().__init__()
-        self.layers, self.residual, self.dropout = nn.ModuleList(layers), residual, Dropout(dropout)
+        self.layers = cast(Iterable[Recurrent], nn.ModuleList(layers))
+        self.residual, self.dropout = residual, Dropout(dropout)
 
     def collect_layers(self) -> list[LayerParameters]:
         """Collect the parameters of all layers, as the function `collect_layers` does for one network."""
-        return [layer for n, rnn in enumerate(self._rnns(), 1) for layer in collect_layers(rnn, self.residual, n)]
+        return [layer for n, rnn in enumerate(self.layers, 1) for layer in collect_layers(rnn, self.residual, n)]
 
     def forward(
         self,
@@ -318,7 +321,7 @@ class UpperLayers(nn.Module):
         outputs: (B, T, D H) of the first layer; final: its last states; layers: the result of `collect_layers`;
         lengths: as for `run_rnn`; initial: initial states of these layers, by default zeros; context: (B, T, M).
         """
-        for n, (rnn, layer) in enumerate(zip(self._rnns(), layers, strict=True)):
+        for n, (rnn, layer) in enumerate(zip(self.layers, layers, strict=True)):
             inputs = self.dropout(outputs if context is None else torch.cat([outputs, context], dim=-1))
             state = None if initial is None else initial.layers(n, n + 1)
             new, last = run_rnn(rnn, inputs, lengths, state, [layer._replace(residual=False)])
@@ -326,6 +329,3 @@ class UpperLayers(nn.Module):
                 new, last = _add_residual(outputs, final, new, last)
             outputs, final = new, last
         return outputs, final
-
-    def _rnns(self) -> Iterable[Recurrent]:
-        return cast(Iterable[Recurrent], self.layers)

@@ -136,10 +136,8 @@ class Seq2Seq(nn.Module):
         return self.decoder.initial_state(self.bridge(encoded.summary), encoded, parameters, source, words)
 
     def forward(self, source: Tensor, lengths: Tensor, target: Tensor, target_out: Tensor | None = None) -> Decoded:
-        """Teacher-force: source int64 (B, S), lengths (B,), target (B, T) = <s> y_1 ... y_{T-1} -> Decoded.
-
-        target_out: int64 (B, T) = y_1 ... y_T, from which an inference network infers the latent alignment in training.
-        """
+        """Teacher-force: source int64 (B, S), lengths (B,), target (B, T) = <s> y_1 ... y_{T-1} -> Decoded. target_out:
+        int64 (B, T) = y_1 ... y_T, from which an inference network infers the latent alignment in training."""
         return self.decode(target, self.encode(source, lengths), target_out)
 
     def decode(self, target: Tensor, state: DecoderState, target_out: Tensor | None = None) -> Decoded:
@@ -273,5 +271,6 @@ def log_mean(log_probs: Sequence[Tensor]) -> Tensor:
 
 
 def _mean(weights: Sequence[Tensor | None]) -> Tensor | None:
+    """Average the weights of the models that have an attention; None if none has."""
     present = [weight.float() for weight in weights if weight is not None]
     return torch.stack(present).mean(0) if present else None

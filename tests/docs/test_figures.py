@@ -174,13 +174,11 @@ def test_presets_that_attend_after_the_step_without_a_latent_position() -> None:
 
 
 def test_presets_that_lose_to_bahdanau() -> None:
-    for names, sentence in (
-        (
-            ("gaussian_mixture", "monotonic", "mocha"),
-            "(`monotonic`, `mocha`, `gaussian_mixture`) has {} to {} BLEU less",
-        ),
-        (("gumbel", "hard"), "(`hard`, `gumbel`) have {} to {} BLEU less than `bahdanau`"),
-    ):
+    sentences = {
+        ("gaussian_mixture", "monotonic", "mocha"): "(`monotonic`, `mocha`, `gaussian_mixture`) has {} to {} BLEU less",
+        ("gumbel", "hard"): "(`hard`, `gumbel`) have {} to {} BLEU less than `bahdanau`",
+    }
+    for names, sentence in sentences.items():
         losses = [gain("bahdanau", name) for name in names]
         said(BOARD, sentence.format(f"{min(losses):.1f}", f"{max(losses):.1f}"))
 

@@ -112,8 +112,7 @@ def test_curves_are_those_of_each_mask_by_itself(
     module: ModuleType, translator: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Masks the first source tokens one after the other, which then are not copied either. Decodes once per mask, while
-    the script decodes in batches of few tokens, after another pair.
-    """
+    the script decodes in batches of few tokens, after another pair."""
     translator.model.double()
     monkeypatch.setattr(module, "TOKENS", 40)
     monkeypatch.setattr(explanation, "COPIES", 3)
