@@ -152,7 +152,7 @@ class Attention(nn.Module):
     def remember(
         self, states: Tensor, valid: Tensor, values: Tensor | None = None, *, nonempty: bool = False
     ) -> Memory:
-        """Prepare the memory, with keys that are computed once per sentence: states (B, S, M), bool (B, S) -> Memory.
+        """Make the memory, with keys that are computed once per sentence: states (B, S, M), bool (B, S) -> Memory.
 
         values: the vectors whose weighted sum is the context, by default the states. nonempty: True if every sentence
         is known to have a valid position. Then `Memory.mask` is set if the window and the normalizer can use it.
@@ -326,7 +326,7 @@ class MultiHeadAttention(nn.Module):
         self.output_proj = Linear(dim, memory_dim, bias=False)
 
     def remember(self, states: Tensor, valid: Tensor, *, nonempty: bool = False) -> Memory:
-        """Prepare the memory of all heads, as `Attention.remember` does: states (B, S, M), bool (B, S) -> Memory with
+        """Make the memory of all heads, as `Attention.remember` does: states (B, S, M), bool (B, S) -> Memory with
         B * N rows."""
         valid = valid[:, None].expand(-1, self.heads, -1).flatten(0, 1)
         keys, values = (self._fold(projection(states)) for projection in (self.key_proj, self.value_proj))

@@ -69,7 +69,7 @@ class Encoder(nn.Module):
 
     def forward(self, embedded: Tensor, lengths: Tensor, layers: Sequence[LayerParameters] | None = None) -> Encoded:
         """Encode embedded tokens (B, S, E) of sentences with lengths int64 (B,). The lengths are on the CPU, or on the
-        GPU for a CUDA graph. layers: the layers of `rnn` as a search prepared them; by default prepared here."""
+        GPU for a CUDA graph. layers: the parameters of `rnn` that a search has collected; by default collected here."""
         positions = torch.arange(embedded.shape[1], device=embedded.device)
         valid = positions < lengths.to(embedded.device, non_blocking=True)[:, None]
         states, final = run_rnn(self.rnn, embedded, lengths, None, layers, self.residual)
