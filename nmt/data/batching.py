@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
-from nmt.data.prepared import Prepared, Side, Split
+from nmt.data.prepared_corpus import PreparedCorpus, Side, Split
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.data.word_alignment import parse_pharaoh, words_of_pieces
 
@@ -254,7 +254,7 @@ class Batches:
 
 
 def make_batches(
-    prepared: Prepared,
+    prepared: PreparedCorpus,
     split: str,
     config: TrainConfig,
     sampling: tuple[float, float] = (0.0, 0.0),

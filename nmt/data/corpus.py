@@ -1,5 +1,5 @@
 """Reads the user's parallel corpus: the demo, plain text, tables, datasets of the hub. Training instead reads the
-prepared corpus (`prepared.py`).
+prepared corpus (`prepared_corpus.py`).
 
 `splits` returns the sources of each split of a configuration. A source is read pair by pair, or in chunks that worker
 processes decode.

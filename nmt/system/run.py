@@ -28,7 +28,7 @@ from nmt.system import files
 from nmt.system.files import unpacked
 
 if TYPE_CHECKING:
-    from nmt.data.prepared import Prepared
+    from nmt.data.prepared_corpus import PreparedCorpus
 
 RUN_SECTIONS = {"attention", "decoder", "encoder", "tokenizer", "training"}  # every run's configuration has them
 SET_BY_PRESETS = {"encoder", "decoder"}  # groups whose choice a preset of attention may set
@@ -140,7 +140,7 @@ class RunDirectory:
             time.sleep(0.1)
 
     def begin(
-        self, values: Mapping[str, Any], prepared: "Prepared", report: Mapping[str, Any], start: Mapping[str, Any]
+        self, values: Mapping[str, Any], prepared: "PreparedCorpus", report: Mapping[str, Any], start: Mapping[str, Any]
     ) -> None:
         """Write configuration, tokenizers and held-out text, and add `report` and `start` to the manifest.
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from nmt.config import schema
 from nmt.config.schema.data import FileTokenizer, SidesTokenizer
-from nmt.data.prepared import Prepared, Split
+from nmt.data.prepared_corpus import PreparedCorpus, Split
 from nmt.data.tokenizer import Tokenizer
 from nmt.evaluate.metrics import ScoreSettings, nfc, score
 
@@ -16,7 +16,7 @@ MIN_USED = 0.9  # share of used training pairs below which the log warns
 log = logging.getLogger(__name__)
 
 
-def corpus_report(prepared: Prepared, config: schema.TrainConfig, settings: ScoreSettings) -> dict[str, Any]:
+def corpus_report(prepared: PreparedCorpus, config: schema.TrainConfig, settings: ScoreSettings) -> dict[str, Any]:
     """Return the report of a prepared corpus, with round_trip_bleu of each held-out split and a warning if it is low.
 
     round_trip_bleu is the BLEU of the references, after the tokenizer has encoded and decoded them, against the

@@ -14,7 +14,7 @@ from nmt.config.compose import flatten
 from nmt.config.errors import UserError, for_shell
 from nmt.config.schema.model import Model
 from nmt.config.schema.training import Distillation
-from nmt.data.prepared import Prepared
+from nmt.data.prepared_corpus import PreparedCorpus
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.model.checkpoints import BEST, load_model, new_model
 from nmt.model.seq2seq import Seq2Seq
@@ -45,7 +45,7 @@ class Teachers(NamedTuple):
     records: list[dict[str, Any]]  # description of each teacher's run for the manifest, from `record_of`
 
 
-def load_initial_weights(config: schema.TrainConfig, prepared: Prepared) -> InitialWeights | None:
+def load_initial_weights(config: schema.TrainConfig, prepared: PreparedCorpus) -> InitialWeights | None:
     """Load the best checkpoint of training.start_from; return None if the configuration names no run.
 
     If that run has other tokenizers, its embeddings and output layer are converted to the new vocabulary. Raises
@@ -77,7 +77,7 @@ def load_initial_weights(config: schema.TrainConfig, prepared: Prepared) -> Init
 
 
 def load_teachers(
-    config: schema.TrainConfig, prepared: Prepared, machine: Machine, recorded: Sequence[Mapping[str, Any]] = ()
+    config: schema.TrainConfig, prepared: PreparedCorpus, machine: Machine, recorded: Sequence[Mapping[str, Any]] = ()
 ) -> Teachers:
     """Load the best checkpoints of objective.teachers; return no teachers if the objective is not distillation.
 
@@ -105,7 +105,7 @@ def record_of(run: RunDirectory, checkpoint: Mapping[str, Any]) -> dict[str, Any
     return {"run": str(run.source), **best, "system": run.system_digest()}
 
 
-def _refuse_other_tokenizers(run: RunDirectory, lowercase: bool, prepared: Prepared) -> None:
+def _refuse_other_tokenizers(run: RunDirectory, lowercase: bool, prepared: PreparedCorpus) -> None:
     tokenizers = Tokenizers.load(run.path, lowercase)
     if all(old.same_as(new) for old, new in zip(tokenizers, prepared.tokenizers, strict=True)):
         return

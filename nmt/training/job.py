@@ -18,7 +18,7 @@ from nmt.config import schema
 from nmt.config.errors import UserError, for_shell, user_path
 from nmt.data.batching import make_batches
 from nmt.data.prepare import prepare as prepare_corpus
-from nmt.data.prepared import Prepared, Split
+from nmt.data.prepared_corpus import PreparedCorpus, Split
 from nmt.evaluate.evaluation import evaluate_run, score_settings
 from nmt.evaluate.metrics import METRICS, ScoreSettings, shown
 from nmt.model.checkpoints import BEST, LAST, load_weights, new_model
@@ -112,7 +112,7 @@ class Job(NamedTuple):
 class Inputs(NamedTuple):
     """What `prepare` loads and `build` needs."""
 
-    corpus: Prepared
+    corpus: PreparedCorpus
     settings: ScoreSettings
     initial: InitialWeights | None  # None if the weights are random or those of the last checkpoint
     teachers: Teachers
@@ -172,7 +172,7 @@ class Setup(NamedTuple):
     """What `build` makes, and `fit` and `evaluate` need."""
 
     job: Job
-    corpus: Prepared
+    corpus: PreparedCorpus
     settings: ScoreSettings
     translator: Translator
     trainer: Trainer

@@ -15,7 +15,7 @@ from nmt.config.compose import validated
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import Batches, gold_attention, padded, plan
 from nmt.data.prepare import prepare
-from nmt.data.prepared import Prepared
+from nmt.data.prepared_corpus import PreparedCorpus
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=1, max_size=200)
 
@@ -46,7 +46,7 @@ def test_padding_of_ragged_rows() -> None:
 
 
 @pytest.fixture(scope="module")
-def prepared() -> Prepared:
+def prepared() -> PreparedCorpus:
     sizes = ["data.train_size=200", "data.validation_size=20", "data.test_size=20", "data.max_length=200"]
     sizes += ["tokenizer.vocab_size=400"]  # a vocabulary with many segmentations of a word
     config = validated(TrainConfig, values_of("train", [*TINY, *sizes]))
@@ -54,7 +54,7 @@ def prepared() -> Prepared:
 
 
 def batches(
-    prepared: Prepared, seed: int = 1, sampling: tuple[float, float] = (0.0, 0.0), guided: bool = False
+    prepared: PreparedCorpus, seed: int = 1, sampling: tuple[float, float] = (0.0, 0.0), guided: bool = False
 ) -> Batches:
     return Batches(
         prepared.splits["train"],
@@ -71,13 +71,13 @@ def order(found: Batches, epoch: int) -> list[list[int]]:
     return [batch.tolist() for batch in found.epoch(epoch)]
 
 
-def test_the_order_depends_on_seed_and_epoch_alone(prepared: Prepared) -> None:
+def test_the_order_depends_on_seed_and_epoch_alone(prepared: PreparedCorpus) -> None:
     assert order(batches(prepared), 3) == order(batches(prepared), 3)
     assert order(batches(prepared), 3) != order(batches(prepared), 4)
     assert order(batches(prepared), 3) != order(batches(prepared, seed=2), 3)
 
 
-def test_a_batch_holds_the_pairs_it_names(prepared: Prepared) -> None:
+def test_a_batch_holds_the_pairs_it_names(prepared: PreparedCorpus) -> None:
     found = batches(prepared)
     (batch,) = found.load(found.epoch(0)[0], 0)
     split, (source, target) = prepared.splits["train"], prepared.tokenizers
@@ -93,7 +93,7 @@ def test_a_batch_holds_the_pairs_it_names(prepared: Prepared) -> None:
     assert torch.equal(batch.target_in[:, 1:], batch.target_out[:, :-1])
 
 
-def test_sampling_draws_anew_each_epoch_and_the_same_for_a_seed(prepared: Prepared) -> None:
+def test_sampling_draws_anew_each_epoch_and_the_same_for_a_seed(prepared: PreparedCorpus) -> None:
     found = batches(prepared, sampling=(0.3, 0.3))
     indices = found.epoch(0)[0]
     first, again, later = (found.load(indices, epoch)[0] for epoch in (0, 0, 1))
@@ -105,7 +105,7 @@ def test_sampling_draws_anew_each_epoch_and_the_same_for_a_seed(prepared: Prepar
     assert texts == [prepared.splits["train"].source.line(i) for i in indices.tolist()]
 
 
-def test_one_side_alone_is_sampled(prepared: Prepared) -> None:
+def test_one_side_alone_is_sampled(prepared: PreparedCorpus) -> None:
     for overrides, of_source, of_target in (
         (["tokenizer=sides", "tokenizer.source.sampling=0.3"], True, False),
         (["tokenizer=sides", "tokenizer.target.sampling=0.3"], False, True),
@@ -118,7 +118,7 @@ def test_one_side_alone_is_sampled(prepared: Prepared) -> None:
         assert torch.equal(drawn.target_out, plain.target_out) != of_target
 
 
-def test_pairs_are_batched_by_the_lengths_that_are_drawn(prepared: Prepared) -> None:
+def test_pairs_are_batched_by_the_lengths_that_are_drawn(prepared: PreparedCorpus) -> None:
     plain, drawn = batches(prepared), batches(prepared, sampling=(0.5, 0.5))
     fresh = drawn.epoch(1)
     assert sorted(i for batch in fresh for i in batch) == list(range(len(prepared.splits["train"])))
@@ -140,7 +140,7 @@ def test_equal_sentences_of_an_epoch_are_segmented_differently(tmp_path: Path) -
     assert len({tuple(row) for row in drawn.tolist()}) > 10
 
 
-def prepared_text(folder: Path, lines: list[str], links: str | None, *options: str) -> Prepared:
+def prepared_text(folder: Path, lines: list[str], links: str | None, *options: str) -> PreparedCorpus:
     """Prepare a corpus with the same lines on both sides; `links` are the word alignments of each pair."""
     for suffix in ("en", "xx"):
         (folder / f"train.{suffix}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

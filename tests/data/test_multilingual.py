@@ -12,7 +12,7 @@ from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.data.corpus import Pair, count_pairs, locate, splits
 from nmt.data.prepare import fingerprint_of, prepare
-from nmt.data.prepared import Prepared
+from nmt.data.prepared_corpus import PreparedCorpus
 
 NOUNS = [("dog", "Hund", "chien"), ("cat", "Katze", "chat"), ("horse", "Pferd", "cheval"), ("bird", "Vogel", "oiseau")]
 VERBS = [("sees", "sieht", "voit"), ("hears", "hört", "entend"), ("finds", "findet", "trouve")]
@@ -44,7 +44,7 @@ def config(corpus: Path, *more: str) -> TrainConfig:
     return validated(TrainConfig, values_of("train", overrides(corpus, *more)))
 
 
-def prepared(corpus: Path, *more: str) -> Prepared:
+def prepared(corpus: Path, *more: str) -> PreparedCorpus:
     values = config(corpus, *more)
     return prepare(values.data, values.tokenizer)
 

@@ -9,7 +9,7 @@ from conftest import values_of
 from nmt.config.compose import validated
 from nmt.config.schema import TrainConfig
 from nmt.data.prepare import prepare
-from nmt.data.prepared import Prepared
+from nmt.data.prepared_corpus import PreparedCorpus
 from nmt.evaluate.metrics import ScoreSettings
 from nmt.training.corpus_report import corpus_report, round_trip_bleu
 
@@ -21,14 +21,16 @@ SPELLED_IN_NFKD = ["source.kind=char", "target.kind=word", "target.normalization
 
 LETTERS = ["a b c d e f g h", "A B C D E", "a\x01b c d e f g h"]
 
-Make = Callable[..., tuple[Prepared, TrainConfig]]
+Make = Callable[..., tuple[PreparedCorpus, TrainConfig]]
 
 
 @pytest.fixture
 def prepared(tmp_path: Path) -> Make:
     """Return a function that prepares a corpus; its held-out targets are the training targets or `held_out`."""
 
-    def make(targets: list[str], *overrides: str, held_out: list[str] | None = None) -> tuple[Prepared, TrainConfig]:
+    def make(
+        targets: list[str], *overrides: str, held_out: list[str] | None = None
+    ) -> tuple[PreparedCorpus, TrainConfig]:
         for name, lines in (("train", targets), ("valid", held_out or targets)):
             (tmp_path / f"{name}.en").write_text("".join(f"line {n} here\n" for n in range(len(lines))))
             (tmp_path / f"{name}.xx").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

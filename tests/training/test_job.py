@@ -19,7 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
-from nmt.data.prepared import Split
+from nmt.data.prepared_corpus import Split
 from nmt.model.checkpoints import read_checkpoint, save_checkpoint
 from nmt.system.run import RunDirectory
 from nmt.training import loop

@@ -24,7 +24,7 @@ SCAN_BYTES = 2**22  # bytes of text that are searched for line ends at a time
 Array = NDArray[Any]
 
 
-class Prepared:
+class PreparedCorpus:
     """A prepared corpus: its splits, tokenizers and report."""
 
     def __init__(self, directory: Path) -> None:
