@@ -10,7 +10,7 @@ import torch
 
 from nmt.config.schema import TrainConfig
 from nmt.model.checkpoints import FILES, read_checkpoint
-from nmt.training.job import Job, build, fit, prepare
+from nmt.training.job import Job, fit, set_up
 from nmt.training.journal import Journal
 from nmt.training.loop import Observer
 from nmt.training.trainer import Trainer, Update
@@ -21,7 +21,7 @@ TIMED = {"time", "train/tokens_per_second", "train/utilisation"}  # measured tim
 def fitted(config: TrainConfig, run: Path, observer: Observer | None = None) -> Path:
     """Train or resume the run in `run`, without the final evaluation."""
     with Job.join(config, run) as job:
-        setup = build(job, prepare(job, [], {}))
+        setup = set_up(job)
         with Journal(job.run, config) as journal:
             fit(setup, journal, observer)
     return run

@@ -90,7 +90,12 @@ class TextFiles(Source):
             if None in row:
                 if rows:  # let the caller decode them first: if a file is not text, decoding raises a clearer error
                     yield self._chunk(first, rows)
-                raise self._unequal()
+                counts = [reading.count_lines(path) for path in self.files]
+                other = next(number for number, count in enumerate(counts) if count != counts[0])
+                raise UserError(
+                    f"{self.files[0]} has {counts[0]} lines, but {self.files[other]} has {counts[other]}; line N of "
+                    "both must belong to the same sentence pair"
+                )
             rows.append(row)
             size += len(row[0]) + len(row[1])
             if len(rows) == CHUNK_PAIRS or size > CHUNK_CHARACTERS:
@@ -102,14 +107,6 @@ class TextFiles(Source):
     def _chunk(self, first: int, rows: list[tuple[bytes, ...]]) -> "TextChunk":
         content = tuple(b"".join(lines) for lines in zip(*rows, strict=True))
         return TextChunk(tuple(self.files), first, len(rows), content, self.tag)
-
-    def _unequal(self) -> UserError:
-        counts = [reading.count_lines(path) for path in self.files]
-        other = next(number for number, count in enumerate(counts) if count != counts[0])
-        return UserError(
-            f"{self.files[0]} has {counts[0]} lines, but {self.files[other]} has {counts[other]}; line N of both must "
-            "belong to the same sentence pair"
-        )
 
     def count(self) -> int:
         """Count the source lines without decoding them."""
@@ -164,15 +161,14 @@ class Table(Source):
 
 
 class DemoPairs(Table):
-    """A split of the built-in corpus: `size` rows after the first `start` rows."""
+    """A split of the built-in corpus: `size` rows, after `skipped` rows of other splits."""
 
-    def __init__(self, start: int, size: int) -> None:
+    def __init__(self, skipped: int, size: int) -> None:
         super().__init__(DEMO, ("en", "fr", "alignment"))
-        self.start, self.size, self.name = start, size, "demo"
+        self.skipped, self.size, self.name = skipped, size, "demo"
 
     def __iter__(self) -> Iterator[Pair]:
-        rows = reading.read_table(self.path, self.columns)
-        return _pairs(itertools.islice(rows, self.start, self.start + self.size), self.columns)
+        return itertools.islice(super().__iter__(), self.skipped, self.skipped + self.size)
 
 
 class HubSplit(Source):
@@ -188,10 +184,7 @@ class HubSplit(Source):
         return _pairs(self._rows(columns), columns)
 
     def _rows(self, columns: tuple[str, str]) -> Iterator[reading.Row]:
-        datasets = reading.import_datasets()
-        config = self.config
-        if not reading.hub_answers(config.id):
-            datasets.config.HF_HUB_OFFLINE = True  # `datasets` then reads what it downloaded before
+        datasets, config = reading.import_datasets(), self.config
         try:
             rows = datasets.load_dataset(config.id, config.name, split=self.split, revision=config.revision)
             rows = reading.with_columns(rows, columns)
@@ -211,12 +204,12 @@ def count_pairs(sources: Iterable[Source]) -> int:
 
 def locate(sources: Iterable[Source], numbers: Sequence[int]) -> str:
     """Say where pairs of a split, numbered from 1, stand in the user's files, as in "corpus/train.en, lines 3, 17"."""
-    places, start = [], 0
+    places, before = [], 0  # `before` counts the pairs of earlier sources
     for source in sources:
         count = source.count()
-        if inner := [str(number - start) for number in numbers if start < number <= start + count]:
+        if inner := [str(number - before) for number in numbers if before < number <= before + count]:
             places.append(f"{source.name}, {source.unit}{'s' if len(inner) > 1 else ''} {', '.join(inner)}")
-        start += count
+        before += count
     return "; ".join(places)
 
 
@@ -317,8 +310,11 @@ def splits(config: schema.Data) -> Splits:
 def _splits(config: schema.Data) -> Splits:
     if isinstance(config, schema.DemoData):
         test, validation = config.test_size, config.validation_size
-        starts = {"train": (test + validation, config.train_size), "validation": (test, validation), "test": (0, test)}
-        return {split: [DemoPairs(*rows)] for split, rows in starts.items()}
+        return {
+            "train": [DemoPairs(test + validation, config.train_size)],
+            "validation": [DemoPairs(test, validation)],
+            "test": [DemoPairs(0, test)],
+        }
     if isinstance(config, schema.MultilingualData):
         result: Splits = {}
         for corpus, files in zip(config.corpora, config.files(), strict=True):

@@ -39,8 +39,10 @@ class PreparedCorpus:
             raise_system_error(error)
             raise UserError(f"{directory}: is not a complete prepared corpus ({error})") from None
 
-    def __iter__(self) -> Iterator["Split"]:
-        return iter(self.splits.values())
+    @property
+    def held_out(self) -> list["Split"]:
+        """Return all splits but train."""
+        return [split for split in self.splits.values() if split.name != "train"]
 
 
 class Split:

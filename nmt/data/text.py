@@ -9,7 +9,6 @@ import logging
 import sys
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -18,7 +17,7 @@ from unicodedata import category
 from nmt.config.errors import UserError
 
 BOM = b"\xef\xbb\xbf"
-LINES, BLOCK = 1000, 2**20  # lines that are decoded at a time; bytes that are read at a time to count lines
+LINES = 1000  # lines that are decoded at a time
 OTHER_FORMATS = {  # names of formats other than text, by the first bytes of a file
     b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"\x1f\x8b": "gzip", b"PAR1": "Parquet", b"PK\x03\x04": "zip",
 }  # fmt: skip
@@ -62,16 +61,8 @@ def raw_lines(path: Path) -> Iterator[bytes]:
 
 
 def count_lines(path: Path) -> int:
-    """Count the lines of a text file, plain or .gz. Raises UserError if it cannot be read."""
-    count, end = 0, b"\n"
-    try:
-        with open_text(path) as file:
-            while block := file.read(BLOCK):
-                count += block.count(b"\n")
-                end = block[-1:]
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path}, after line {count}: cannot be read ({first_line(error)})") from None
-    return count + (end != b"\n")
+    """Count the lines of a text file, plain or .gz. Raises UserError if it cannot be read or is empty."""
+    return sum(1 for _ in raw_lines(path))
 
 
 def open_text(path: Path) -> BinaryIO:
@@ -267,18 +258,3 @@ def import_datasets() -> Any:  # noqa: ANN401
 
     datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
     return datasets
-
-
-@cache
-def hub_answers(dataset: str) -> bool:
-    """Check, once per dataset, whether the Hugging Face hub can be reached: `datasets` itself would retry for 24 s."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-    try:
-        HfApi().dataset_info(dataset, timeout=10)
-    except (HfHubHTTPError, HFValidationError):
-        return True  # `datasets` will report this error
-    except Exception:  # the HTTP clients of the hub raise many types of exception
-        return False
-    return True

@@ -191,29 +191,16 @@ def try_lock(descriptor: int, path: Path) -> bool:
 
 
 def is_locked(path: Path) -> bool:
-    """Does a process hold an exclusive lock on the file?
-
-    False if the file is missing or its file system has no locks; True if it cannot be opened, for example if it is a
-    link.
-    """
+    """Does a process hold an exclusive lock on the file? False if the file is missing or its file system has no locks;
+    True if it cannot be opened."""
     try:
-        with open(_open_to_lock(path), "rb") as file:
+        with path.open("r+b") as file:  # NFS gives an exclusive lock only on a file that is open for writing
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
     except OSError as error:
         return error.errno not in UNLOCKABLE
     return False
-
-
-def _open_to_lock(path: Path) -> int:
-    """Open a file, for writing if possible: NFS gives an exclusive lock only on a file that is open for writing."""
-    try:
-        return os.open(path, os.O_RDWR | os.O_NOFOLLOW)
-    except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise
-    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
 
 
 def to_json(values: Mapping[str, Any], indent: int | None = None) -> str:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
@@ -26,9 +26,6 @@ from nmt.config.errors import UserError, counted, for_shell, format_value, overr
 from nmt.config.schema.commands import CHANGEABLE_KEYS, LENGTH_KEYS, NO_EFFECT_KEYS
 from nmt.system import files
 from nmt.system.files import unpacked
-
-if TYPE_CHECKING:
-    from nmt.data.prepared_corpus import PreparedCorpus
 
 RUN_SECTIONS = {"attention", "decoder", "encoder", "tokenizer", "training"}  # every run's configuration has them
 SET_BY_PRESETS = {"encoder", "decoder"}  # groups whose choice a preset of attention may set
@@ -139,14 +136,11 @@ class RunDirectory:
         while time.monotonic() < deadline and files.is_locked(self.path / LOCK):
             time.sleep(0.1)
 
-    def begin(
-        self, values: Mapping[str, Any], prepared: "PreparedCorpus", report: Mapping[str, Any], start: Mapping[str, Any]
-    ) -> None:
-        """Write configuration, tokenizers and held-out text, and add `report` and `start` to the manifest.
+    def begin(self, values: Mapping[str, Any], report: Mapping[str, Any], start: Mapping[str, Any]) -> None:
+        """Write the configuration, and add `report` and `start` to the manifest.
 
-        `report` describes the corpus, `start` how the run is started, for example overrides and machine.
-
-        Raises UserError if the corpus or a tokenizer has changed since the first start.
+        `report` describes the corpus, `start` how the run is started, for example overrides and machine. Raises
+        UserError if the corpus or a tokenizer has changed since the first start.
         """
         manifest = self.read_manifest()
         if not self._has_results():
@@ -167,14 +161,8 @@ class RunDirectory:
         if "status" in manifest:  # the run had ended and now trains further
             manifest = self.update_json(self.manifest, {"status": None})
         save_values(self.config, values)  # before all other files, so that the run can be resumed after a kill
-        prepared.tokenizers.save(self.path)
-        for split in prepared:
-            if split.name != "train":
-                self.write_held_out(split.name, split.source.lines(), split.target.lines(), split.alignments)
         starts = [*manifest.get("starts", []), {**environment(), **start}]
-        fixed = {key: value for key, value in flatten(values) if key not in CHANGEABLE_KEYS}
-        record = {"seed": values["seed"], "config": fixed, "data": report, "starts": starts}
-        self.update_json(self.manifest, record)
+        self.update_json(self.manifest, {"seed": values["seed"], "data": report, "starts": starts})
 
     def first_start(self) -> dict[str, Any]:
         """Return the record of the first start: command-line overrides, group choices, environment; {} if unknown."""
@@ -310,13 +298,6 @@ class RunDirectory:
                 f"choose another hydra.run.dir (for a sweep, hydra.sweep.dir), or resume the run with "
                 f"{for_shell('run', self.path)}"
             )
-        now = dict(flatten(values))
-        for key, value in self.read_manifest().get("config", {}).items():
-            if now.get(key) != value:
-                raise UserError(
-                    f"{self.config}: {key} was {value} when the run began, {now.get(key)} now; undo this edit, or "
-                    "start a new run"
-                )
 
 
 def _differences(saved: Mapping[str, Any], new: Mapping[str, Any], ignored: set[str]) -> dict[str, tuple[Any, Any]]:

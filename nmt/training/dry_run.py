@@ -17,7 +17,7 @@ from nmt.data.batching import Indices
 from nmt.data.prepare import fingerprint_of, is_prepared
 from nmt.system.distributed import Interrupted
 from nmt.system.text_table import human_duration
-from nmt.training.job import Job, Setup, build, prepare
+from nmt.training.job import Job, Setup, set_up
 from nmt.training.loop import Observer
 from nmt.training.trainer import Trainer
 from nmt.training.utilisation import ideal_seconds
@@ -58,7 +58,7 @@ def dry_run(
     if not is_prepared(config.data, fingerprint_of(elsewhere, config.tokenizer)):
         config = config.model_copy(update={"data": elsewhere})
     with Job.join(config, directory) as job:
-        setup = build(job, prepare(job, overrides, choices or {}))
+        setup = set_up(job, overrides, choices)
         trainer, preparation = setup.trainer, time.perf_counter() - began
         try:
             with trainer.signals:
@@ -144,7 +144,7 @@ def cost_report(setup: Setup, costs: Costs, peak: int, ideal: float) -> list[str
     validations = math.ceil(total / interval) + (config.training.start_from is not None)
     validation = len(splits["validation"]) * costs.pair
     seconds = costs.preparation + total * costs.update + validations * validation
-    seconds += sum(len(split) for split in setup.held_out) * costs.pair
+    seconds += sum(len(split) for split in setup.corpus.held_out) * costs.pair
     group, device = setup.job.group, setup.job.machine.device
     kind = "GPU memory" if device.type == "cuda" else "memory"
     return [

@@ -232,7 +232,7 @@ class TrainingLoop:
         }
 
     def _load_state(self, state: dict[str, Any]) -> None:
-        check_state(state, self.trainer.model, self.trainer.optimizer)
+        check_shapes(state, self.trainer.model, self.trainer.optimizer)
         self.trainer.load_state_dict(state)
         self.stopping.load_state_dict(state["stopping"])
         self.validated, self.logged_step = state["validated"], state["logged_step"]
@@ -276,12 +276,9 @@ class LogWindow:
         return {name: total / count for name, total, count in zip(names, totals, counts, strict=True)}
 
 
-def check_state(state: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Check that a checkpoint has the tensor shapes of this model and optimizer, and valid numbers.
-
-    Raises ValueError for a wrong shape or number. A checkpoint with another structure can raise any other exception,
-    such as KeyError.
-    """
+def check_shapes(state: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raise ValueError if a checkpoint has weights or an optimizer's state of other shapes than this run. A checkpoint
+    with another structure can raise any other exception, such as KeyError."""
     weights = model.state_dict()
     if not all(same_form(state[name], weights) for name in ("model", "updated") if name in state):
         raise ValueError("the weights of another model")
@@ -290,15 +287,3 @@ def check_state(state: Mapping[str, Any], model: nn.Module, optimizer: torch.opt
         shapes = {parameters[number].shape, torch.Size([])}
         if any(isinstance(value, Tensor) and value.shape not in shapes for value in values.values()):
             raise ValueError("the optimizer's state is that of another model")
-    stopping, (seconds, tokens), (updates, window_tokens, window_seconds) = (
-        state[name] for name in ("stopping", "spent", "window")
-    )
-    counts = [state[name] for name in ("step", "epoch", "batch_index", "validated", "total_steps")]
-    counts += [*state["bad"], state["logged_step"] + 1, tokens, window_tokens]
-    counts += [stopping["best_step"], stopping["waited"]]
-    if any(type(count) is not int or count < 0 for count in counts) or min(seconds, window_seconds) < 0:
-        raise ValueError("a count is not a natural number")
-    if not isinstance(stopping["best"], float | int | None):
-        raise ValueError("the best score is not a number")
-    if any(term.dim() or update.keys() != updates[0].keys() for update in updates for term in update.values()):
-        raise ValueError("a sum is not a number")

@@ -107,8 +107,8 @@ def mean_probabilities(
 class TokenPrediction(NamedTuple):
     """What the model decoded for a batch, in one or more passes, and the losses of its target tokens."""
 
-    batch: Batch  # repeated for each pass: passes * B rows
-    decoded: Decoded  # passes * B rows
+    batch: Batch  # passes * B sentences: the batch, repeated for each pass
+    decoded: Decoded  # of the same sentences
     total: Tensor  # () reduced loss: the sum of the losses of all target tokens
     terms: Terms  # loss terms by name, each (B, T), 0 at padding and detached
     passes: int = 1  # how often each sentence was decoded: once, except with R-Drop
@@ -132,8 +132,8 @@ class TokenLoss:
         targets, B = batch.target_out, len(batch.source)
         if self.passes > 1:
             batch = repeat(batch, self.passes)
-        rows = torch.arange(len(batch.source))
-        with copied_draws(rows % B, rows // B):  # row n is sentence n % B in pass n // B
+        numbers = torch.arange(len(batch.source))
+        with copied_draws(numbers % B, numbers // B):  # number n is sentence n % B in pass n // B
             decoded: Decoded = self.model(batch.source, batch.lengths, batch.target_in, batch.target_out)
         return self.of_decoded(batch, decoded, targets)
 
@@ -191,15 +191,15 @@ class Distillation(TokenLoss):
         inputs: list[Tensor] = []
         for teacher in self.teachers:
             decoded: Decoded = teacher(batch.source, batch.lengths, batch.target_in)
-            readouts, shares, tokens = decoded.prediction.components()
-            rows, table, bias = map(in_autocast_dtype, teacher.output.layer().operands(readouts))
-            layers.append((table, bias))
-            inputs += Components(rows, shares, tokens)
+            components = decoded.prediction.components()
+            readouts, weight, bias = map(in_autocast_dtype, teacher.output.layer().operands(components.readouts))
+            layers.append((weight, bias))
+            inputs += components._replace(readouts=readouts)
         return partial(self.criterion, output_layers=layers), tuple(inputs)
 
 
 def repeat(batch: Batch, passes: int) -> Batch:
-    """Repeat the rows of a batch, pass after pass, to decode all passes at once: (B, ...) -> (passes * B, ...)."""
+    """Repeat the sentences of a batch, pass after pass, to decode all passes at once: (B, ...) -> (passes * B, ...)."""
     alignment = batch.alignment
     return batch._replace(
         source=batch.source.repeat(passes, 1),
@@ -213,7 +213,7 @@ def repeat(batch: Batch, passes: int) -> Batch:
 class Auxiliary:
     """An auxiliary loss. Its sum over the batch is added to the reduced loss of the criterion."""
 
-    start = 0  # number of initial updates in which this loss is only reported, not minimised
+    delay = 0  # number of initial updates in which this loss is only reported, not minimised
     can_be_recorded = True  # see Objective.can_be_recorded
 
     def __call__(self, prediction: TokenPrediction) -> tuple[Tensor, Terms]:
@@ -228,10 +228,9 @@ class CoverageLoss(Auxiliary):
 
     weight: float
     pad: int
-    start: int
+    delay: int
 
     def __call__(self, prediction: TokenPrediction) -> tuple[Tensor, Terms]:
-        """See Auxiliary."""
         assert prediction.decoded.weights is not None
         loss = coverage_loss(prediction.decoded.weights, prediction.batch.target_out != self.pad)
         return self.weight * loss, {"coverage_loss": loss}
@@ -244,7 +243,6 @@ class GuidedAlignment(Auxiliary):
     weight: float
 
     def __call__(self, prediction: TokenPrediction) -> tuple[Tensor, Terms]:
-        """See Auxiliary."""
         attention, alignment = prediction.decoded.attention, prediction.batch.alignment
         assert attention is not None
         assert attention.log_weights is not None
@@ -268,7 +266,6 @@ class PolicyGradient(Auxiliary):
     can_be_recorded = False
 
     def __call__(self, prediction: TokenPrediction) -> tuple[Tensor, Terms]:
-        """See Auxiliary."""
         assert prediction.decoded.attention is not None
         assert prediction.decoded.attention.choice is not None
         counted = prediction.batch.target_out != self.token_loss.pad
@@ -291,7 +288,6 @@ class Divergence(Auxiliary):
     pad: int
 
     def __call__(self, prediction: TokenPrediction) -> tuple[Tensor, Terms]:
-        """See Auxiliary."""
         inferred, attention = prediction.decoded.inferred, prediction.decoded.attention
         assert inferred is not None
         assert attention is not None
@@ -314,7 +310,6 @@ class InferenceGradient(Auxiliary):
     can_be_recorded = False
 
     def __call__(self, prediction: TokenPrediction) -> tuple[Tensor, Terms]:
-        """See Auxiliary."""
         decoded, targets = prediction.decoded, prediction.batch.target_out
         assert decoded.inferred is not None
         assert decoded.inferred.log_prob is not None
@@ -387,7 +382,7 @@ class Objective:
         A recording needs all batches of one shape to run the same kernels and to read only their own tensors. Losses
         with sampled positions prevent recording: their samples also depend on the sentences' indices in the corpus.
         """
-        auxiliary = all(loss.can_be_recorded and step > loss.start for loss in self.auxiliary)
+        auxiliary = all(loss.can_be_recorded and step > loss.delay for loss in self.auxiliary)
         return self.token_loss.can_be_recorded and auxiliary
 
     def __call__(self, batch: Batch, step: int) -> Value:
@@ -398,7 +393,7 @@ class Objective:
         terms = {name: term.sum() for name, term in prediction.terms.items()}
         for auxiliary in self.auxiliary:
             loss, added = auxiliary(prediction)  # sums over all passes
-            if step > auxiliary.start:
+            if step > auxiliary.delay:
                 total = total + loss / prediction.passes
             terms |= {name: term / prediction.passes for name, term in added.items()}
         return Value(total, {name: term.detach() for name, term in terms.items()})

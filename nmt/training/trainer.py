@@ -18,7 +18,7 @@ from nmt.model.seq2seq import Seq2Seq
 from nmt.ops.draws import seed_draws
 from nmt.system.distributed import GradientSum, Interrupted, ProcessGroup
 from nmt.system.machine import Machine, is_out_of_memory, release_memory
-from nmt.training.graphs import GraphedPasses
+from nmt.training.cuda_graphs import GraphedPasses
 from nmt.training.losses import Objective, Value
 from nmt.training.optimizer import BadUpdates, MovingAverage, make_optimizer, make_schedule
 from nmt.training.stopping import StopSignals

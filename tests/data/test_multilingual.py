@@ -76,7 +76,7 @@ def test_blank_sources_have_no_tag_in_text_and_tables(tmp_path: Path) -> None:
 def test_the_tokenizer_never_splits_a_tag(corpus: Path, tokenizer: str) -> None:
     made = prepared(corpus, f"tokenizer={tokenizer}", "embedding.tie_output=false", "tokenizer.vocab_size=42")
     source = made.tokenizers.source
-    for split in made:
+    for split in made.splits.values():
         tags = [source.pieces(split.source.ids(i)[:1])[0] for i in range(len(split))]
         assert tags == [f"▁{tag}" for tag in ("<2de>", "<2en>", "<2fr>") for _ in range(len(split) // 3)]
     if source.can_sample():

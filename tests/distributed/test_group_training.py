@@ -276,8 +276,8 @@ def test_a_signal_to_one_stops_all_with_a_checkpoint(where: str, alone: Path, tm
 
 def test_another_corpus_is_refused(tmp_path: Path) -> None:
     def prepare(rank: int) -> None:
-        real = job.prepare_corpus
-        job.prepare_corpus = lambda data, tokenizer: real(data.model_copy(update={"train_size": 90 + rank}), tokenizer)  # type: ignore[attr-defined]
+        real = job.prepare
+        job.prepare = lambda data, tokenizer: real(data.model_copy(update={"train_size": 90 + rank}), tokenizer)  # type: ignore[attr-defined]
 
     group = Group(tmp_path / "run", 2, prepare=prepare)
     assert group.wait() == [2, 2]

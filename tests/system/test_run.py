@@ -89,21 +89,6 @@ def test_another_configuration_names_what_differs(tmp_path: Path) -> None:
         run.claim(VALUES | {"extra": 1})
 
 
-def test_a_configuration_edited_between_two_starts_is_refused(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path / "run")
-    run.checkpoints.mkdir(parents=True)
-    (run.checkpoints / "last.pt").write_bytes(b"")
-    values = VALUES | {"seed": 1, "training": {"max_epochs": 3}}
-    save_values(run.config, values)
-    run.update_json(run.manifest, {"config": {"seed": 1}})
-    run.claim(values | {"training": {"max_epochs": 5}})
-    run.release()
-    edited = values | {"seed": 2}
-    save_values(run.config, edited)
-    with pytest.raises(UserError, match=r"config\.yaml: seed was 1 when the run began, 2 now"):
-        run.claim(edited)
-
-
 @pytest.mark.parametrize("vanish", [shutil.rmtree, lambda path: path.rename(path.with_name("moved"))])
 def test_a_directory_that_vanishes_is_noticed_and_not_made_again(
     vanish: Callable[[Path], object], tmp_path: Path

@@ -80,7 +80,7 @@ def test_a_signal_leaves_nothing_either(number: int, during: str, home: Path) ->
     def work() -> int:
         os.chdir(home)
         job = importlib.import_module("nmt.training.job")
-        real_prepare, real_update = job.prepare_corpus, Trainer.update
+        real_prepare, real_update = job.prepare, Trainer.update
 
         def signalled(real: Callable[..., object]) -> Callable[..., object]:
             def then(*arguments: object) -> object:
@@ -91,7 +91,7 @@ def test_a_signal_leaves_nothing_either(number: int, during: str, home: Path) ->
             return then
 
         if during == "prepare":
-            job.prepare_corpus = signalled(real_prepare)
+            job.prepare = signalled(real_prepare)
         else:
             Trainer.update = signalled(real_update)  # type: ignore[method-assign, assignment]
         sys.argv = ["nmt-train", "--dry-run", *TINY]

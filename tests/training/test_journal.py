@@ -25,7 +25,7 @@ from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.system.run import SWEEP, RunDirectory, read_json
 from nmt.training import journal
-from nmt.training.job import Job, build, fit, prepare
+from nmt.training.job import Job, fit, set_up
 from nmt.training.journal import Journal
 
 QUICK = ["training.max_steps=2", "validation.unit=steps", "validation.every=1", "training.log_every=1"]
@@ -86,16 +86,6 @@ def test_the_progress_bar_shows_the_metrics_of_the_last_validation(
         opened.validation(1, 0.1, {"loss": 1.0, "perplexity": 2.7, "bleu": 35.2, "ser": 9.87}, best=True)
         opened.training(2, 0.2, {"loss": 1.0, **REST})
     assert "tok/s, BLEU 35.20  SER 9.87" in capsys.readouterr().err
-
-
-def test_a_clock_that_was_set_back_hides_no_later_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = time.time()
-    for begun, ahead in ((0, 0), (5, -86_400), (8, 3_600), (11, 60), (14, 60)):
-        monkeypatch.setattr(time, "time", lambda ahead=ahead: now + ahead)
-        write(tmp_path, begun - 1, range(begun, begun + 5), value=begun)
-    later = [(step, 5 * (5 <= step < 8) + 8 * (8 <= step < 11) + 11 * (11 <= step < 14)) for step in range(14)]
-    assert curve(tmp_path) == [*later, *((step, 14) for step in range(14, 19))]
-    assert len(list((tmp_path / "tensorboard").iterdir())) == 5
 
 
 def test_lines_that_will_be_written_again_are_removed(tmp_path: Path) -> None:
@@ -203,7 +193,7 @@ def run_in(folder: Path, *overrides: str, given: list[str] | None = None) -> Pat
     """Train and record an outcome, but skip the evaluation, which takes most of the time."""
     config = config_of(*overrides)
     with Job.join(config, folder) as job:
-        setup = build(job, prepare(job, given or [], {}))
+        setup = set_up(job, given or [])
         with Journal(job.run, config) as opened:
             fit(setup, opened)
             opened.outcome(setup.trainer.step, {"best/test_bleu": 1.5})

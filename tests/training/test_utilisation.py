@@ -15,7 +15,7 @@ from nmt.data.batching import Batch
 from nmt.model.build import build_model
 from nmt.system.machine import Machine
 from nmt.training import utilisation
-from nmt.training.job import Job, build, prepare
+from nmt.training.job import Job, set_up
 
 
 @pytest.mark.parametrize("positions", [1, 4])
@@ -57,7 +57,7 @@ def test_a_run_records_its_utilisation_and_where_its_time_went(tmp_path: Path) -
     run = nmt.train(*words, directory=tmp_path / "run")
     config, _ = compose("train", TrainConfig, words)
     with Job.join(config, tmp_path / "other") as job:
-        ideal = utilisation.ideal_seconds(build(job, prepare(job, [], {})).trainer, Path(config.data.cache_dir))
+        ideal = utilisation.ideal_seconds(set_up(job).trainer, Path(config.data.cache_dir))
     lines = [line for line in run.history if "train/utilisation" in line]
     assert len(lines) == 2
     for line in lines:

@@ -18,7 +18,7 @@ from nmt.config.schema import TrainConfig
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.system.distributed import Interrupted
 from nmt.system.run import RunDirectory
-from nmt.training.initial import origins_of, transfer_weights
+from nmt.training.other_runs import origins_of, transfer_weights
 
 Config = Callable[..., TrainConfig]
 

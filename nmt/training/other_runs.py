@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nmt.config import schema
 from nmt.config.compose import flatten
-from nmt.config.errors import UserError, for_shell
+from nmt.config.errors import UserError
 from nmt.config.schema.model import Model
 from nmt.config.schema.training import Distillation
 from nmt.data.prepared_corpus import PreparedCorpus
@@ -20,6 +20,7 @@ from nmt.model.checkpoints import BEST, load_model, new_model
 from nmt.model.seq2seq import Seq2Seq
 from nmt.system.machine import Machine
 from nmt.system.run import RunDirectory, load_config
+from nmt.system.text_table import short
 
 TABLES = {
     "source_embedding.weight": "source",
@@ -107,16 +108,11 @@ def record_of(run: RunDirectory, checkpoint: Mapping[str, Any]) -> dict[str, Any
 
 def _refuse_other_tokenizers(run: RunDirectory, lowercase: bool, prepared: PreparedCorpus) -> None:
     tokenizers = Tokenizers.load(run.path, lowercase)
-    if all(old.same_as(new) for old, new in zip(tokenizers, prepared.tokenizers, strict=True)):
-        return
-    files = ["tokenizer.model"] if tokenizers.source is tokenizers.target else ["source.model", "target.model"]
-    models = zip(("source_model", "target_model"), files, strict=False)
-    remedy = ["tokenizer=file", *(for_shell(f"tokenizer.{key}", run.path / file) for key, file in models)]
-    remedy += ["tokenizer.lowercase=true"] if lowercase else []
-    raise UserError(
-        f"objective.teachers={run.source}: was trained with another tokenizer than this run; use the same one: "
-        f"{' '.join(remedy)}"
-    )
+    if not all(old.same_as(new) for old, new in zip(tokenizers, prepared.tokenizers, strict=True)):
+        raise UserError(
+            f"objective.teachers={run.source}: was trained with another tokenizer than this run; use the same one "
+            f"(tokenizer=file tokenizer.lowercase={short(lowercase)}), whose models are in {run.path}"
+        )
 
 
 def model_differences(saved: schema.TrainConfig, config: schema.TrainConfig) -> list[str]:

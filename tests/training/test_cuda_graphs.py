@@ -16,7 +16,7 @@ from nmt.data.batching import Batch, make_batches
 from nmt.data.prepare import prepare
 from nmt.model.checkpoints import new_model
 from nmt.system.machine import Machine
-from nmt.training.graphs import GraphedPasses, padded_shape
+from nmt.training.cuda_graphs import GraphedPasses, padded_shape
 from nmt.training.losses import Objective, Value
 from nmt.training.trainer import OutOfMemory, Trainer, Update
 
