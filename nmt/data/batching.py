@@ -172,11 +172,8 @@ class _Side(NamedTuple):
         return [self.tokenizer.surfaces_of(line, sentence) for line, sentence in zip(lines, ids, strict=True)]
 
     def sampled_lengths(self, epoch: int) -> Indices:
-        """Return the number of tokens of each sentence in this epoch -> (N,).
-
-        Sampled segmentations are not stored, because they would take as much memory as the text: `ids` samples them
-        again from the same seeds.
-        """
+        """Return the number of tokens of each sentence in this epoch -> (N,). Sampled segmentations are not stored,
+        because they would take as much memory as the text: `ids` samples them again from the same seeds."""
         if not self.alpha:
             return self.lines.lengths
         parts = np.split(np.arange(len(self.lines)), range(SAMPLED, len(self.lines), SAMPLED))

@@ -132,8 +132,7 @@ class TextChunk:
             reading.decode_corpus_lines(path, self.first, content)
             for path, content in zip(self.paths, self.content, strict=True)
         )
-        if self.tag:
-            source = [_tagged(self.tag, line) for line in source]
+        source = [_tagged(self.tag, line) for line in source]
         pairs = itertools.starmap(Pair, zip(source, target, strict=True))
         if not alignments:
             return pairs
@@ -147,8 +146,8 @@ class Table(Source):
     def __init__(
         self, path: Path, columns: tuple[str, ...], header: bool = True, tag: str = "", pairs_only: bool = False
     ) -> None:
-        """`columns` holds the names of the columns of source, target and possibly word alignment. `header` is as in
-        `read_table`. With `pairs_only`, every row must have a source and a target and nothing else."""
+        """columns: names of the columns of source, target and possibly word alignment; header: as in `read_table`;
+        pairs_only: refuse rows with further columns."""
         self.path, self.name, self.columns, self.header, self.tag = path, str(path), columns, header, tag
         self.pairs_only = pairs_only
         self.has_alignments = len(columns) > 2  # noqa: PLR2004
@@ -157,7 +156,7 @@ class Table(Source):
     def __iter__(self) -> Iterator[Pair]:
         rows = reading.read_table(self.path, self.columns, self.header)
         pairs = _pairs(map(_checked, rows) if self.pairs_only else rows, self.columns)
-        return (pair._replace(source=_tagged(self.tag, pair.source)) for pair in pairs) if self.tag else pairs
+        return (pair._replace(source=_tagged(self.tag, pair.source)) for pair in pairs)
 
 
 class DemoPairs(Table):
@@ -232,8 +231,8 @@ def _exists(prefix: Path, suffix: str) -> bool:
 
 
 def _tagged(tag: str, source: str) -> str:
-    """Put the tag before a source sentence, unless the sentence is blank."""
-    return source if reading.is_blank(source) else f"{tag} {source}"
+    """Put the tag, if there is one, before a source sentence, unless the sentence is blank."""
+    return f"{tag} {source}" if tag and not reading.is_blank(source) else source
 
 
 def _pairs(rows: Iterable[reading.Row], columns: tuple[str, ...]) -> Iterator[Pair]:
@@ -245,15 +244,13 @@ def _pairs(rows: Iterable[reading.Row], columns: tuple[str, ...]) -> Iterator[Pa
 
 
 def _checked(row: reading.Row) -> reading.Row:
-    """Raise UserError unless a row without header has two columns, and text in both."""
+    """Raise UserError unless a row has two columns: without a header, nothing says which of more are meant."""
     location, cells = row
     if len(cells) != 2:  # noqa: PLR2004
         raise UserError(
             f"{location}: has {len(cells)} columns; which are the source and the target? Set data.source_column=1 "
             "data.target_column=2, for example"
         )
-    if empty := [column for column, text in cells.items() if reading.is_blank(text)]:
-        raise UserError(f"{location}: column {empty[0]} is empty; complete the pair or remove it")
     return row
 
 

@@ -289,9 +289,7 @@ def _read_chunk(train: bool, lowercase: bool, chunk: TextChunk | list[Pair]) -> 
 
 def compare_splits(raw: dict[str, RawSplit], splits: Splits) -> tuple[dict[str, dict[str, int]], list[str]]:
     """Count the pairs of each held-out split that train has too, by the names in OVERLAPS (no counts for train).
-
-    Returns the counts and the warnings for the corpus report, also about pairs that lack text on a side.
-    """
+    Returns the counts and the warnings for the corpus report, also about pairs that lack text on a side."""
     counts: dict[str, dict[str, int]] = {name: {} for name in splits}
     warnings = []
 
@@ -346,9 +344,7 @@ def encode_split(
     name: str, raw: RawSplit, sources: list[Source], working: Path, lowercase: bool, data: schema.Data, workers: Workers
 ) -> dict[str, Any]:
     """Encode the usable pairs of a split with the tokenizers in `working`, and write the files of the split there.
-
-    Returns the split's part of the corpus report. Raises UserError for a held-out sentence that is too long.
-    """
+    Returns the split's part of the corpus report. Raises UserError for a held-out sentence that is too long."""
     limits = (data.max_length, data.max_ratio) if name == "train" else None
     dropped, kept, has_links = Counter(empty=raw.read - len(raw)), 0, False
     bar = tqdm(desc=f"encode {name}", total=len(raw), unit=" pairs", disable=None, leave=False)
@@ -393,11 +389,8 @@ class _EncodedChunk(NamedTuple):
 def _encode(
     directory: Path, lowercase: bool, limits: tuple[int, float | None] | None, chunk: RawChunk
 ) -> _EncodedChunk:
-    """Encode the pairs of a chunk, and choose those to keep.
-
-    limits: max_length and max_ratio of training pairs; None for held-out pairs, which are all kept. Each process loads
-    the tokenizers at its first chunk.
-    """
+    """Encode the pairs of a chunk, and choose those to keep. limits: max_length and max_ratio of training pairs; None
+    for held-out pairs, which are all kept. Each process loads the tokenizers at its first chunk."""
     *columns, links = chunk.columns()
     tokenizers = _tokenizers(directory, lowercase)
     ids = [

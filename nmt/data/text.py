@@ -35,10 +35,8 @@ log = logging.getLogger(__name__)
 
 
 def read_corpus_lines(path: Path) -> Iterator[str]:
-    """Read the lines of a text file, plain or .gz, without line ends.
-
-    Raises UserError if the file cannot be read, is empty, or is not valid UTF-8.
-    """
+    """Read the lines of a text file, plain or .gz, without line ends. Raises UserError if the file cannot be read, is
+    empty, or is not valid UTF-8."""
     lines, first = raw_lines(path), 1
     while block := list(islice(lines, LINES)):
         yield from decode_corpus_lines(path, first, b"".join(block))
@@ -104,10 +102,8 @@ def is_blank(text: str) -> bool:
 
 
 def decode_corpus_lines(path: Path, first: int, content: bytes) -> list[str]:
-    """Decode consecutive lines of a file, and remove line ends. `first` is the number of the first line, from 1.
-
-    Raises UserError for a line that is not UTF-8.
-    """
+    """Decode consecutive lines of a file, and remove line ends. `first` is the number of the first line, from 1. Raises
+    UserError for a line that is not UTF-8."""
     if first == 1:
         _check_is_text(path, content.partition(b"\n")[0].removesuffix(b"\r"))
         content = content.removeprefix(BOM)
@@ -245,9 +241,7 @@ def _dataset_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
 
 def with_columns(table: Any, columns: Sequence[str]) -> Any:  # noqa: ANN401
     """Leave out the other columns of a dataset, so that pictures and sound are not decoded; keep all if one is missing.
-
-    A name such as translation.en stands for a part of the column `translation`.
-    """
+    A name such as translation.en stands for a part of the column `translation`."""
     names = list(dict.fromkeys(name.partition(".")[0] for name in columns))
     return table.select_columns(names) if {*names} <= {*(table.column_names or ())} else table
 

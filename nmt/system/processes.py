@@ -84,9 +84,7 @@ def join_cluster() -> None:
 
 def agreed(name: str, value: str) -> str:
     """Return the `value` that the first caller in the group passed for this `name`, even before a restart by torchrun.
-
-    In a process or group that torchrun did not start, returns the caller's own `value`.
-    """
+    In a process or group that torchrun did not start, returns the caller's own `value`."""
     return bytes(agent_store().compare_set(f"nmt/{name}", "", value)).decode() if has_agent() else value
 
 
@@ -103,10 +101,8 @@ def agent_store() -> "TCPStore":
 
 
 def end_with(launcher: int) -> None:
-    """Send this process SIGTERM within a second after its parent, the process `launcher`, has ended.
-
-    A launcher that is killed cannot end its processes. SIGTERM lets a run save a checkpoint first.
-    """
+    """Send this process SIGTERM within a second after its parent, the process `launcher`, has ended. A launcher that is
+    killed cannot end its processes. SIGTERM lets a run save a checkpoint first."""
 
     def watch() -> None:
         while os.getppid() == launcher:
@@ -117,16 +113,12 @@ def end_with(launcher: int) -> None:
 
 
 class Workers:
-    """Worker processes that apply functions to tasks. They start when `map` first has a task for them.
-
-    They end with the context of this object, and also if the main process is killed.
-    """
+    """Worker processes that apply functions to tasks. They start when `map` first has a task for them. They end with
+    the context of this object, and also if the main process is killed."""
 
     def __init__(self, count: int | None, key: str) -> None:
-        """count: number of processes, or None for one per core; 1 does all tasks in the main process.
-
-        key: the configuration's key for this number, for messages.
-        """
+        """count: number of processes, or None for one per core; 1 does all tasks in the main process. key: the
+        configuration's key for this number, for messages."""
         self._count, self._key = count or cores(), key
         if multiprocessing.current_process().daemon:  # Python lets a daemonic process start no others
             self._count = 1

@@ -77,11 +77,8 @@ class CUDARecorder:
             others.wait_stream(self.stream)
 
     def record(self, work: Callable[[], T]) -> tuple[T, Callable[[], None]]:
-        """Record work as a graph, without running a kernel.
-
-        Returns the result, whose tensors the graph writes, and a function that launches the graph. Raises RuntimeError
-        if the work cannot be recorded.
-        """
+        """Record work as a graph, without running a kernel. Returns the result, whose tensors the graph writes, and a
+        function that launches the graph. Raises RuntimeError if the work cannot be recorded."""
         graph, others = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
         try:
             result = self._record(graph, work, self.pool)

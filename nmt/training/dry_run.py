@@ -75,10 +75,8 @@ def dry_run(
 
 
 def _time_updates(trainer: Trainer, seconds: float) -> tuple[float, float]:
-    """Return the mean time of an update in seconds and its mean target tokens, measured for about `seconds`.
-
-    The first two updates are on the largest batch, so that memory reaches its peak.
-    """
+    """Return the mean time of an update in seconds and its mean target tokens, measured for about `seconds`. The first
+    two updates are on the largest batch, so that memory reaches its peak."""
     candidates, split = [*trainer.plan[:CANDIDATES]], trainer.batches.split
 
     def attention_size(indices: Indices) -> int:
@@ -134,10 +132,7 @@ def peak_memory(device: torch.device) -> int:
 
 
 def cost_report(setup: Setup, costs: Costs, peak: int, ideal: float) -> list[str]:
-    """Write the lines that tell the user how much time and memory the run would take.
-
-    ideal: see `ideal_seconds`.
-    """
+    """Write the lines that tell the user how much time and memory the run would take. ideal: see `ideal_seconds`."""
     trainer, splits, config = setup.trainer, setup.corpus.splits, setup.job.config
     epoch, total = len(trainer.batches.epoch(0)), trainer.total_steps
     interval = config.validation.every * (1 if config.validation.unit == "steps" else epoch)

@@ -168,10 +168,8 @@ def set_up(job: Job, overrides: Sequence[str] = (), choices: Mapping[str, str] |
 
 
 def _can_resume(run: RunDirectory) -> bool:
-    """Return whether the run has a checkpoint to resume from.
-
-    Raises UserError if the run has ended and its checkpoint is gone: training anew would overwrite the best weights.
-    """
+    """Return whether the run has a checkpoint to resume from. Raises UserError if the run has ended and its checkpoint
+    is gone: training anew would overwrite the best weights."""
     exists = (run.checkpoints / LAST).exists()
     if not exists and run.status() and (run.checkpoints / BEST).exists():
         raise UserError(
@@ -259,8 +257,7 @@ def fit(setup: Setup, journal: Journal, observer: Observer | None = None) -> boo
 def evaluate(setup: Setup, journal: Journal) -> None:
     """Evaluate the best checkpoint on every held-out split, save heatmaps, and record that the run has finished."""
     run, group = setup.job.run, setup.job.group
-    group.wait()  # until rank 0 has written the best checkpoint
-    group.on_main(run.check_present)
+    group.on_main(run.check_present)  # waits until rank 0 has written the best checkpoint
     load_weights(setup.trainer.model, run.checkpoints / BEST)
     for split in setup.corpus.held_out:
         _evaluate_split(setup, split)

@@ -36,9 +36,8 @@ log = logging.getLogger(__name__)
 
 
 class Journal:
-    """Writes every number to metrics.jsonl, TensorBoard and W&B, and the main ones to the log and the progress bar.
-
-    Use it in a `with` statement."""
+    """Writes every number to metrics.jsonl, TensorBoard and W&B, and the main ones to the log and the progress bar. Use
+    it in a `with` statement."""
 
     def __init__(self, run: RunDirectory, config: TrainConfig) -> None:
         self._run, self._config = run, config
@@ -117,10 +116,8 @@ class Journal:
                 self._write("add_image", f"{kind}/{number}", to_array(figure), step, dataformats="HWC")
 
     def config(self, values: Mapping[str, Any]) -> None:
-        """Record the resolved configuration as text, and the overrides as hyperparameters, in TensorBoard.
-
-        Numbers stay numbers. Other values are written as a user types them, since TensorBoard would show true as 1.0.
-        """
+        """Record the resolved configuration as text, and the overrides as hyperparameters, in TensorBoard. Numbers stay
+        numbers. Other values are written as a user types them, since TensorBoard would show true as 1.0."""
         if self._events is None:
             return
         words = {None: "null", True: "true", False: "false"}
@@ -146,11 +143,8 @@ class Journal:
         self._bar.close()
 
     def outcome(self, step: int, scores: Mapping[str, float]) -> None:
-        """Record the scores of a run that has ended at `step`.
-
-        The scores are recorded at step + 1. If the run is extended later, TensorBoard hides them, as it hides all
-        events after the last checkpoint.
-        """
+        """Record the scores of a run that has ended at `step`. The scores are recorded at step + 1. If the run is
+        extended later, TensorBoard hides them, as it hides all events after the last checkpoint."""
         if self._events is not None:
             self._add_summary(2, {})
         self._scalars(step + 1, scores)
@@ -159,10 +153,8 @@ class Journal:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Close everything. After an error, W&B shows the run as resumable.
-
-        If W&B fails now, only warn, because the run's own files are complete.
-        """
+        """Close everything. After an error, W&B shows the run as resumable. If W&B fails now, only warn, because the
+        run's own files are complete."""
         self._bar.close()
         try:
             self._write("close")

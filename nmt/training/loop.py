@@ -56,11 +56,11 @@ class TrainingLoop:
         self.window = LogWindow()
         self.resumed_at = 0, 0.0  # step and seconds spent when this process took up the run
 
-    def resume(self) -> bool:
-        """Load the last checkpoint; return False if there is none. Raises UserError if it does not fit the run."""
+    def resume(self) -> None:
+        """Load the last checkpoint, if there is one. Raises UserError if it does not fit the run."""
         path = self.run.checkpoints / LAST
         if not path.exists():
-            return False
+            return
         try:
             state = read_checkpoint(path)
         except ValueError:
@@ -75,14 +75,10 @@ class TrainingLoop:
         moved = state["total_steps"] != trainer.total_steps
         if moved and self.config.schedule.kind == "cosine" and trainer.step < trainer.total_steps:
             log.warning("the number of updates has changed, and the cosine schedule with it: the learning rate jumps")
-        return True
 
     def fit(self) -> None:
-        """Train to the end.
-
-        Raises Interrupted at a signal, and Pruned if the observer returns True. Raises UserError if W&B refuses
-        the run, after too many skipped updates, or if a single sentence pair does not fit in memory.
-        """
+        """Train to the end. Raises Interrupted at a signal, and Pruned if the observer returns True. Raises UserError
+        if W&B refuses the run, after too many skipped updates, or if a single sentence pair does not fit in memory."""
         trainer = self.trainer
         begin = partial(self.journal.begin, self.logged_step, self.validated, trainer.step, trainer.total_steps)
         trainer.group.on_main(begin)
@@ -114,10 +110,8 @@ class TrainingLoop:
             self.journal.end_of_updates()
 
     def summary(self) -> dict[str, Any]:
-        """Return what the manifest records of the training so far.
-
-        The shares are those of loading batches, recording CUDA graphs, and validation in all seconds spent.
-        """
+        """Return what the manifest records of the training so far. The shares are those of loading batches, recording
+        CUDA graphs, and validation in all seconds spent."""
         trainer, spent = self.trainer, self.trainer.seconds_of
         return {
             "steps": trainer.step,
@@ -140,11 +134,8 @@ class TrainingLoop:
         return self.trainer.step >= self.trainer.total_steps or self.stopping.exhausted
 
     def _after_update(self) -> None:
-        """Log, validate and save after an update, as configured.
-
-        The checkpoint is saved last. If the run is killed before that, it resumes from an earlier checkpoint, and logs
-        and validates again.
-        """
+        """Log, validate and save after an update, as configured. The checkpoint is saved last. If the run is killed
+        before that, it resumes from an earlier checkpoint, and logs and validates again."""
         self.run.check_present()
         step, epochs = self.trainer.step, self.trainer.epochs
         if step % self.config.training.log_every == 0 or self._finished():

@@ -34,6 +34,7 @@ from nmt.model.seq2seq import Seq2Seq
 from nmt.ops.draws import SentenceDraws, copied_draws, sentence_draws, sentence_keys
 from nmt.ops.output_loss import Criterion, cross_entropy
 from nmt.ops.products import in_autocast_dtype
+from nmt.ops.trees import map_tensors
 
 Terms = dict[str, Tensor]
 
@@ -125,10 +126,8 @@ class TokenLoss:
         self.model, self.pad, self.criterion, self.passes = model, pad, criterion, passes
 
     def __call__(self, batch: Batch) -> TokenPrediction:
-        """Decode a batch on the model's device in all passes at once, and compute the loss of each target token.
-
-        By default there is a single pass, which decodes each sentence once.
-        """
+        """Decode a batch on the model's device in all passes at once, and compute the loss of each target token. By
+        default there is a single pass, which decodes each sentence once."""
         targets, B = batch.target_out, len(batch.source)
         if self.passes > 1:
             batch = repeat(batch, self.passes)
@@ -138,10 +137,8 @@ class TokenLoss:
         return self.of_decoded(batch, decoded, targets)
 
     def of_decoded(self, batch: Batch, decoded: Decoded, targets: Tensor) -> TokenPrediction:
-        """Compute the loss of each target token from what all passes decoded.
-
-        batch: the batch repeated for each pass; targets: (B, T), not repeated.
-        """
+        """Compute the loss of each target token from what all passes decoded. batch: the batch repeated for each pass;
+        targets: (B, T), not repeated."""
         criterion, inputs = self.with_inputs(batch)
         total, terms = decoded.prediction.loss(self.model.output.layer(), targets, self.pad, criterion, *inputs)
         return TokenPrediction(batch, decoded, total, terms, self.passes)
@@ -162,10 +159,8 @@ class TokenLoss:
 
 
 class Distillation(TokenLoss):
-    """Mixes the cross-entropy of each token with the divergence from teachers.
-
-    The teachers decode the same batch as the model, but without dropout.
-    """
+    """Mixes the cross-entropy of each token with the divergence from teachers. The teachers decode the same batch as
+    the model, but without dropout."""
 
     can_be_recorded = False
 
@@ -200,14 +195,7 @@ class Distillation(TokenLoss):
 
 def repeat(batch: Batch, passes: int) -> Batch:
     """Repeat the sentences of a batch, pass after pass, to decode all passes at once: (B, ...) -> (passes * B, ...)."""
-    alignment = batch.alignment
-    return batch._replace(
-        source=batch.source.repeat(passes, 1),
-        lengths=batch.lengths.repeat(passes),
-        target_in=batch.target_in.repeat(passes, 1),
-        target_out=batch.target_out.repeat(passes, 1),
-        alignment=None if alignment is None else alignment.repeat(passes, 1, 1),
-    )
+    return map_tensors(lambda tensor: tensor.repeat(passes, *[1] * (tensor.dim() - 1)), batch)
 
 
 class Auxiliary:
@@ -335,11 +323,8 @@ def divergence(log_q: Tensor, log_p: Tensor, counted: Tensor) -> Tensor:
 
 
 def coverage_loss(weights: Tensor, counted: Tensor) -> Tensor:
-    """Compute sum_t sum_s min(w_ts, c_ts): w (B, T, S), bool (B, T) -> ().
-
-    c_ts is the sum of the weights w_us of position s at all steps u < t. Target positions t at which `counted` is False
-    are left out.
-    """
+    """Compute sum_t sum_s min(w_ts, c_ts): w (B, T, S), bool (B, T) -> (). c_ts is the sum of the weights w_us of
+    position s at all steps u < t. Target positions t at which `counted` is False are left out."""
     covered = weights.cumsum(1) - weights
     return (torch.minimum(weights, covered).sum(-1) * counted).sum()
 
@@ -363,10 +348,8 @@ class Value(NamedTuple):
 
 
 class Objective:
-    """Computes the configured objective of one batch after another.
-
-    If a loss reads the logarithms of the attention weights, the objective makes the model's attention return them.
-    """
+    """Computes the configured objective of one batch after another. If a loss reads the logarithms of the attention
+    weights, the objective makes the model's attention return them."""
 
     def __init__(self, model: Seq2Seq, config: TrainConfig, pad: int, teachers: Sequence[Seq2Seq] = ()) -> None:
         """pad: id of target padding; teachers: the models to distil from; empty without distillation."""
@@ -399,10 +382,8 @@ class Objective:
         return Value(total, {name: term.detach() for name, term in terms.items()})
 
     def after_update(self, terms: Mapping[str, Tensor], tokens: int) -> None:
-        """Update the moving baseline of a hard attention, if there is one, with the mean reward of a token.
-
-        terms: loss terms (), summed over the whole batch of the update; tokens: the batch's number of target tokens.
-        """
+        """Update the moving baseline of a hard attention, if there is one, with the mean reward of a token. terms: loss
+        terms (), summed over the whole batch of the update; tokens: the batch's number of target tokens."""
         if self.model.policy is not None:
             self.model.policy.after_update(-self.token_loss.minimised(dict(terms)) / tokens)
 

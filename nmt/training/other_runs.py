@@ -166,10 +166,8 @@ def origins_of(new: Tokenizer, old: Tokenizer) -> dict[int, list[int]]:
 
 
 def _segment(piece: str, ids: Mapping[str, int], longest: int) -> list[int]:
-    """Split a piece into tokens from left to right, each time into the longest one that matches.
-
-    A character that matches no token becomes the tokens of its bytes, or nothing if the vocabulary has no bytes.
-    """
+    """Split a piece into tokens from left to right, each time into the longest one that matches. A character that
+    matches no token becomes the tokens of its bytes, or nothing if the vocabulary has no bytes."""
     tokens: list[int] = []
     start = 0
     while start < len(piece):
