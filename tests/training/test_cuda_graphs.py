@@ -10,18 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fitting import trainer_of
 
 from nmt.config.schema import TrainConfig
-from nmt.data.batching import Batch, make_batches
-from nmt.data.prepare import prepare
-from nmt.model.checkpoints import new_model
-from nmt.system.machine import Machine
+from nmt.data.batching import Batch
 from nmt.training.cuda_graphs import GraphedPasses, padded_shape
-from nmt.training.losses import Objective, Value
+from nmt.training.losses import Value
 from nmt.training.trainer import OutOfMemory, Trainer, Update
 
 Config = Callable[..., TrainConfig]
-CPU = torch.device("cpu")
 STILL = ["embedding.dropout=0", "encoder.dropout=0", "decoder.dropout=0", "training.max_grad_norm=null"]
 STILL += ["optimizer=sgd", "optimizer.lr=0.05", "schedule=constant", "schedule.warmup_steps=0"]
 
@@ -62,25 +59,16 @@ class Training:
 
     def __init__(self, config: TrainConfig, limit: int | None = None, fails_after: int | None = None) -> None:
         """limit: the most recordings; with None, nothing is recorded and no batch padded for it."""
-        prepared = prepare(config.data, config.tokenizer)
-        torch.manual_seed(3)
-        self.model = new_model(config, prepared.tokenizers).train()
-        objective = Objective(self.model, config, prepared.tokenizers.target.pad)
-        self.batches = make_batches(prepared, "train", config)
-        self.trainer = Trainer(config, self.model, objective, self.batches, Machine(CPU, "fp32"))
+        self.trainer = trainer_of(config)
         assert self.trainer.graphed is None  # a CPU has no CUDA graphs
-        self.recorder = Recomputing(list(self.model.parameters()), fails_after)
+        self.model, self.batches = self.trainer.model.train(), self.trainer.batches
+        parameters = [*self.model.parameters()]
+        self.recorder = Recomputing(parameters, fails_after)
         if limit is not None:
-            pads = prepared.tokenizers.source.pad, prepared.tokenizers.target.pad
-            self.trainer.graphed = GraphedPasses(
-                self.trainer.forward_backward,
-                [*self.model.parameters()],
-                pads,
-                CPU,
-                limit,
-                self.recorder,
-                partial(self.trainer.timed, "recording"),
-            )
+            timed = partial(self.trainer.timed, "recording")
+            pads = [tokenizer.pad for tokenizer in self.batches.tokenizers]
+            passes = self.trainer.forward_backward, parameters, pads
+            self.trainer.graphed = GraphedPasses(*passes, torch.device("cpu"), limit, self.recorder, timed)
         shapes = {padded_shape(self.batches.load(part, 0, 1)[0]): part for part in self.batches.epoch(0)}
         self.plan = [*shapes.values()][:3]  # of three shapes
 

@@ -1,9 +1,7 @@
 """Distillation: the loss with teachers, which runs may be teachers, and what the manifest records of them."""
 
 import json
-import os
 import shutil
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
@@ -11,25 +9,20 @@ from typing import cast
 import pytest
 import torch
 from conftest import TINY, values_of
-from fitting import before_update, same, state, weights
+from fitting import first_batch, same, state, stopped, trainer_of, weights
 from torch.nn import functional as F
 
 from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
-from nmt.data.batching import Batch, Batches
-from nmt.data.prepare import prepare
-from nmt.model.checkpoints import new_model
+from nmt.data.batching import Batch
 from nmt.model.output import Readouts
-from nmt.system.machine import Machine
 from nmt.training.job import train
 from nmt.training.losses import Distillation, InferenceGradient, Objective
-from nmt.training.other_runs import load_teachers
 
 Config = Callable[..., TrainConfig]
 SHORT = ["training.max_steps=3", "validation.unit=steps", "validation.every=3"]
 STILL = ["embedding.dropout=0", "encoder.dropout=0", "decoder.dropout=0", "training.label_smoothing=0"]
-CPU = Machine(torch.device("cpu"), "fp32")
 
 
 @pytest.fixture(scope="module")
@@ -48,13 +41,8 @@ def from_(runs: list[Path], *more: str) -> list[str]:
 
 def setup(config: TrainConfig) -> tuple[Objective, Batch]:
     """Build the objective of a run, and load a batch."""
-    prepared = prepare(config.data, config.tokenizer)
-    batches = Batches(prepared.splits["train"], prepared.tokenizers, batch_tokens=256, batch_sentences=None, seed=1)
-    torch.manual_seed(3)
-    model = new_model(config, prepared.tokenizers)
-    found = load_teachers(config, prepared, CPU)
-    objective = Objective(model, config, prepared.tokenizers.target.pad, found.models)
-    return objective, batches.load(batches.epoch(0)[0], 0)[0]
+    trainer = trainer_of(config)
+    return trainer.objective, first_batch(trainer)
 
 
 def test_the_mean_of_all_teachers_is_learned_without_their_dropout(teachers: list[Path], train_config: Config) -> None:
@@ -108,14 +96,11 @@ def test_the_baseline_of_a_sampled_position_has_the_loss_of_the_students_own_obj
 
 @pytest.mark.slow
 def test_a_run_goes_on_in_the_same_bits_where_its_teachers_have_moved(
-    teachers: list[Path], train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    teachers: list[Path], train_config: Config, tmp_path: Path
 ) -> None:
     config = train_config(*SHORT, *from_(teachers))
-    assert train(config, tmp_path / "whole", []) == 0
-    with monkeypatch.context() as patch:
-        before_update(patch, 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
-        assert train(config, tmp_path / "stopped", []) == 128 + signal.SIGTERM
-    assert state(tmp_path / "stopped")["step"] == 2
+    assert train(config, tmp_path / "whole") == 0
+    assert state(stopped(config, tmp_path / "stopped", 2))["step"] == 2
     moved = [shutil.copytree(run, tmp_path / "moved" / run.name) for run in teachers]
     for others in (moved[::-1], moved[:1]):
         with pytest.raises(UserError, match=r"this run began with step 3 of .*/1, step 3 of .*/2; name those"):

@@ -4,9 +4,9 @@ import itertools
 import math
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
+from fitting import first_batch, trainer_of
 from torch import Tensor
 from torch.nn import functional
 
@@ -14,14 +14,10 @@ from nmt.attention.attention import Attention
 from nmt.attention.normalizers import SoftmaxNormalizer
 from nmt.attention.scores import Past
 from nmt.config.schema import TrainConfig
-from nmt.data.batching import Batch, Batches, make_batches
-from nmt.data.prepare import prepare
+from nmt.data.batching import Batch
 from nmt.model import latent
-from nmt.model.checkpoints import new_model
 from nmt.model.seq2seq import Seq2Seq
-from nmt.system.machine import Machine
 from nmt.training.losses import Objective, coverage_loss, guided_alignment_loss
-from nmt.training.trainer import Trainer
 
 Config = Callable[..., TrainConfig]
 MOVING = "attention.alignment.baseline=moving"
@@ -31,21 +27,10 @@ SAMPLE = "attention.alignment.estimator=sample"
 STILL = ["embedding.dropout=0", "encoder.dropout=0", "decoder.dropout=0", "training.label_smoothing=0"]
 
 
-def setup(config: TrainConfig, sentences: int | None = None) -> tuple[Seq2Seq, Objective, Batch]:
-    """Build a model and its objective, and load a batch of `sentences` sentences; by default the first of an epoch."""
-    prepared = prepare(config.data, config.tokenizer)
-    batches = Batches(
-        prepared.splits["train"],
-        prepared.tokenizers,
-        batch_tokens=256,
-        batch_sentences=None,
-        seed=1,
-        guided=config.training.guided_alignment > 0,
-    )
-    indices = batches.epoch(0)[0] if sentences is None else np.arange(sentences)
-    torch.manual_seed(3)
-    model = new_model(config, prepared.tokenizers)
-    return model, Objective(model, config, prepared.tokenizers.target.pad), batches.load(indices, 0)[0]
+def setup(config: TrainConfig) -> tuple[Seq2Seq, Objective, Batch]:
+    """Build a model and its objective, and load the first batch of an epoch."""
+    trainer = trainer_of(config)
+    return trainer.model, trainer.objective, first_batch(trainer)
 
 
 @pytest.mark.parametrize(
@@ -142,10 +127,8 @@ def test_the_policy_sees_the_likelihood_of_each_token_and_not_of_padding(train_c
 
 def test_a_baseline_neither_uses_up_the_gradients_limit_nor_depends_on_the_policys_weight(train_config: Config) -> None:
     still = [*STILL, "optimizer=sgd", "optimizer.lr=1e-9"]
-    config = train_config(*still, "attention=hard", "attention.alignment.weight=0.1")
-    model, objective, batch = setup(config)
-    batches = make_batches(prepare(config.data, config.tokenizer), "train", config)
-    trainer = Trainer(config, model, objective, batches, Machine(torch.device("cpu"), "fp32"))
+    trainer = trainer_of(train_config(*still, "attention=hard", "attention.alignment.weight=0.1"))
+    model, batch = trainer.model, first_batch(trainer)
     assert model.policy is not None
     assert model.policy.learned is not None
     apart = {id(parameter) for parameter in model.policy.parameters()}
@@ -189,7 +172,7 @@ def test_the_mean_over_all_samples_is_the_enumerated_gradient(
 ) -> None:
     """In float64, enumerates all positions of a target of two tokens, and compares the gradients of all parameters."""
     smoothed = [*STILL, *VARIATIONAL, *ALL, f"training.label_smoothing={smoothing}"]
-    exact_model, exact, batch = setup(train_config(*smoothed), sentences=1)
+    exact_model, exact, batch = setup(train_config(*smoothed, "training.batch_sentences=1"))
     model, sampled, _ = setup(train_config(*smoothed, SAMPLE))
     model.load_state_dict(exact_model.state_dict())
     batch = batch._replace(
@@ -225,14 +208,10 @@ def test_the_mean_over_all_samples_is_the_enumerated_gradient(
 
 
 def test_only_a_loss_that_reads_log_weights_makes_the_attention_return_them(train_config: Config) -> None:
-    config = train_config(*VARIATIONAL)
-    prepared = prepare(config.data, config.tokenizer)
-    model = new_model(config, prepared.tokenizers)
-    for recorded in (False, True):
-        attention = model.decoder.attention
+    for overrides, recorded in (["attention=luong_general"], False), (VARIATIONAL, True):
+        attention = trainer_of(train_config(*overrides)).model.decoder.attention
         assert isinstance(attention, Attention)
         assert attention.normalizer.with_log_weights == recorded
-        Objective(model, config, prepared.tokenizers.target.pad)
 
 
 def test_sampling_adds_a_loss_of_the_inference_network_alone(train_config: Config) -> None:

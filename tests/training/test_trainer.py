@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fitting import trainer_of
 
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
-from nmt.data.batching import Batch, make_batches
-from nmt.data.prepare import prepare
-from nmt.model.checkpoints import new_model
-from nmt.system.machine import Machine
+from nmt.data.batching import Batch
 from nmt.training.losses import Objective, Value
 from nmt.training.trainer import MemoryLimit, Trainer
 
@@ -26,14 +24,6 @@ STILL = ["embedding.dropout=0", "encoder.dropout=0", "decoder.dropout=0"]
 AT_RATE = ["schedule=constant", "schedule.warmup_steps=0"]
 
 SGD = [*STILL, *AT_RATE, "optimizer=sgd", "optimizer.lr=0.5"]
-
-
-def trainer_of(config: TrainConfig, precision: str = "fp32") -> Trainer:
-    corpus = prepare(config.data, config.tokenizer)
-    torch.manual_seed(3)
-    model = new_model(config, corpus.tokenizers)
-    objective, batches = Objective(model, config, corpus.tokenizers.target.pad), make_batches(corpus, "train", config)
-    return Trainer(config, model, objective, batches, Machine(torch.device("cpu"), precision))
 
 
 def weights(trainer: Trainer) -> torch.Tensor:
