@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import values_of
+from conftest import run_config, values_of
 from forks import forked
 
 from nmt.config.compose import validated
@@ -107,11 +107,6 @@ def test_word_alignments_are_read_by_index(corpus: Path) -> None:
     assert prepared.splits["validation"].alignments is None
 
 
-def test_nothing_left_to_train_on_is_an_error(corpus: Path) -> None:
-    with pytest.raises(UserError, match=r"filters drop all .*data\.max_length=1"):
-        make(corpus, "data.max_length=1")
-
-
 # When a corpus is prepared again
 
 
@@ -188,17 +183,16 @@ def test_an_incomplete_corpus_is_prepared_again(corpus: Path, name: str, caplog:
 # The cache, when preparations fail, are killed or run at the same time
 
 
-def test_a_failure_leaves_nothing(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match="vocab_size"):
-        make(corpus, "tokenizer.vocab_size=5000")
-    assert in_cache(corpus) == set()
-
-    def fail(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(module, "encode_split", fail)
-    with pytest.raises(KeyboardInterrupt):
-        make(corpus)
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("tokenizer.vocab_size=5000", "vocab_size"),
+        ("data.max_length=1", r"filters drop all .*data\.max_length=1"),
+    ],
+)
+def test_a_failure_leaves_nothing(option: str, message: str, corpus: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        make(corpus, option)
     assert in_cache(corpus) == set()
 
 
@@ -308,7 +302,7 @@ def test_tokenizers_are_trained_on_a_fair_sample_of_lines(tokenizer: str, total:
             file.write(rows)
 
     def sample(lines: int) -> list[list[str]]:
-        settings = validated(TrainConfig, values_of("train", [f"tokenizer={tokenizer}"])).tokenizer
+        settings = run_config(f"tokenizer={tokenizer}").tokenizer
         limited = settings.model_copy(update={"max_train_lines": lines})
         return [list(lines) for lines in module.tokenizer_lines(split, limited)]
 

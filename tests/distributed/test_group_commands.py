@@ -146,20 +146,6 @@ def test_the_first_value_is_agreed_on_and_outlives_a_restart(monkeypatch: pytest
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", ["torchrun", "processes=2"])
-def test_both_ways_to_start(start: str, tmp_path: Path) -> None:
-    words = ["nmt-train", *SHORT, f"data.cache_dir={tmp_path}"]
-    command = torchrun(*words) if start == "torchrun" else [str(BIN / "nmt-train"), *words[1:], start]
-    done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    (run,) = (tmp_path / "outputs" / "train").glob("*/*")  # both processes share one run
-    assert done.stdout.endswith(f"run: {run.relative_to(tmp_path)}\n")
-    assert done.stdout.count("run: ") == 1
-    assert json.loads((run / "manifest.json").read_text())["starts"][0]["machine"]["processes"] == 2
-    assert "processes: 2" in done.stderr
-
-
-@pytest.mark.slow
 def test_a_killed_process_is_replaced_and_the_run_ends_in_the_same_bits(tmp_path: Path) -> None:
     steps = ["training.checkpoint_every=2", "training.max_steps=40", "training.max_epochs=20", "training.log_every=1"]
     words = ["nmt-train", *SHORT, *steps, f"data.cache_dir={tmp_path}"]

@@ -10,13 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import TINY, values_of
+from conftest import TINY, run_config
 from fitting import before_update
 from forks import ended, forked_group
 
 from nmt.cli.app import attempt, log_to_stream, report
-from nmt.config.compose import validated
-from nmt.config.schema import TrainConfig
 from nmt.model.checkpoints import read_checkpoint
 from nmt.system.distributed import ProcessGroup
 from nmt.training import job
@@ -24,7 +22,7 @@ from nmt.training import job
 STILL = ["embedding.dropout=0", "encoder.dropout=0", "decoder.dropout=0", "precision=fp32", "validation.every=100"]
 SHORT = [*TINY, *STILL, "training.max_steps=6", "training.max_epochs=3", "data.train_size=100"]
 SECONDS = 60
-Prepare = Callable[[int], object]
+Plant = Callable[[int], object]
 
 
 @pytest.fixture(autouse=True)
@@ -44,16 +42,16 @@ def difference(run: Path, other: Path) -> float:
 class Group:
     """A group of processes that train `run` together."""
 
-    def __init__(self, run: Path, size: int, *overrides: str, prepare: Prepare = lambda _: None) -> None:
-        """prepare: called with the rank before training, to plant a fault."""
+    def __init__(self, run: Path, size: int, *overrides: str, plant: Plant = lambda _: None) -> None:
+        """plant: called with the rank before training, to plant a fault."""
         self.output = run.with_name(f"{run.name}.output")
-        config = validated(TrainConfig, values_of("train", [*SHORT, *overrides]))
+        config = run_config(*SHORT, *overrides)
 
         def work() -> int:
             import sys
 
             log_to_stream(sys.stderr)
-            prepare(int(os.environ.get("RANK", "0")))
+            plant(int(os.environ.get("RANK", "0")))
             outcome = attempt(lambda: job.train(config, run, []), debug=False)
             if isinstance(outcome, Exception):
                 report(outcome, "train")
@@ -80,8 +78,8 @@ class Group:
         return self.output.with_name(f"{self.output.name}.{rank}").read_text()
 
 
-def trained(run: Path, size: int, *overrides: str, prepare: Prepare = lambda _: None) -> Path:
-    group = Group(run, size, *overrides, prepare=prepare)
+def trained(run: Path, size: int, *overrides: str, plant: Plant = lambda _: None) -> Path:
+    group = Group(run, size, *overrides, plant=plant)
     statuses = group.wait()
     assert statuses == [0] * size, [group.printed(rank) for rank in range(size)]
     return run
@@ -144,8 +142,8 @@ def test_another_number_of_processes_goes_on(tmp_path: Path) -> None:
     trained(whole, 1, *steps)
     total = read_checkpoint(whole / "checkpoints" / "last.pt")["step"]
 
-    def stop_after(step: int) -> Prepare:
-        def prepare(rank: int) -> None:
+    def stop_after(step: int) -> Plant:
+        def plant(rank: int) -> None:
             from nmt.data.batching import Batches
 
             load = Batches.load
@@ -160,11 +158,11 @@ def test_another_number_of_processes_goes_on(tmp_path: Path) -> None:
             if rank == 0:
                 before_update(pytest.MonkeyPatch(), step, lambda: os.kill(os.getpid(), signal.SIGTERM))
 
-        return prepare
+        return plant
 
     stops = [total // 4, total // 2, 3 * total // 4, 10**9]
     for size, stop in zip((1, 2, 3, 1), stops, strict=True):
-        status = Group(run, size, *steps, prepare=stop_after(stop)).wait()
+        status = Group(run, size, *steps, plant=stop_after(stop)).wait()
         assert status == [0 if stop == 10**9 else 128 + signal.SIGTERM] * size
     assert difference(run, whole) < 1e-5
     read = [line for line in seen.read_text().splitlines() if line.startswith("train")]
@@ -172,10 +170,10 @@ def test_another_number_of_processes_goes_on(tmp_path: Path) -> None:
     assert len(read) == len(set(read)) == 2 * report["splits"]["train"]["kept"]
 
 
-def breaking(rank: int, step: int, change: Callable[[Any], Any]) -> Prepare:
+def breaking(rank: int, step: int, change: Callable[[Any], Any]) -> Plant:
     """Change the objective's value on one process in one update."""
 
-    def prepare(own: int) -> None:
+    def plant(own: int) -> None:
         from nmt.training.losses import Objective
 
         real = Objective.__call__
@@ -187,12 +185,12 @@ def breaking(rank: int, step: int, change: Callable[[Any], Any]) -> Prepare:
 
         Objective.__call__ = changed  # type: ignore[method-assign]
 
-    return prepare
+    return plant
 
 
 def test_a_non_finite_loss_on_one_skips_the_update_on_all(tmp_path: Path) -> None:
     infinite = breaking(1, 3, lambda value: value._replace(total=value.total * torch.inf))
-    group = Group(tmp_path / "run", 2, prepare=infinite)
+    group = Group(tmp_path / "run", 2, plant=infinite)
     assert group.wait() == [0, 0]
     assert "step 3: non-finite loss or gradient, skipped" in group.printed()
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["training"]["bad_steps"] == 1
@@ -202,14 +200,14 @@ def test_memory_that_fails_on_one_splits_the_batch_on_all(alone: Path, tmp_path:
     def fail(_: object) -> None:
         raise torch.OutOfMemoryError
 
-    group = Group(tmp_path / "run", 2, prepare=breaking(1, 3, fail))
+    group = Group(tmp_path / "run", 2, plant=breaking(1, 3, fail))
     assert group.wait() == [0, 0]
     assert group.printed().count("step 3: out of memory") == 1
     assert difference(tmp_path / "run", alone) < 1e-6
 
 
 def test_an_error_on_one_ends_all_in_one_line(tmp_path: Path) -> None:
-    def prepare(rank: int) -> None:
+    def plant(rank: int) -> None:
         from nmt.data.tokenizer import Tokenizer
 
         real = Tokenizer.decode
@@ -223,7 +221,7 @@ def test_an_error_on_one_ends_all_in_one_line(tmp_path: Path) -> None:
 
         Tokenizer.decode = decode  # type: ignore[method-assign]
 
-    group = Group(tmp_path / "run", 2, "search.batch_tokens=30", prepare=prepare)
+    group = Group(tmp_path / "run", 2, "search.batch_tokens=30", plant=plant)
     assert group.wait() == [2, 2]
     assert "nmt-train: error: process 1: the disk of this machine is full of cats" in group.printed()
     assert "Traceback" not in group.printed() + group.printed(1)
@@ -231,11 +229,11 @@ def test_an_error_on_one_ends_all_in_one_line(tmp_path: Path) -> None:
 
 
 def test_a_lost_process_ends_the_others(tmp_path: Path) -> None:
-    def prepare(rank: int) -> None:
+    def plant(rank: int) -> None:
         if rank == 1:
             before_update(pytest.MonkeyPatch(), 1, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
-    group = Group(tmp_path / "run", 2, prepare=prepare)
+    group = Group(tmp_path / "run", 2, plant=plant)
     assert group.wait() == [2, -signal.SIGKILL]
     assert "nmt-train: error: another process has ended, so this one ends too" in group.printed()
     assert "Traceback" not in group.printed()
@@ -243,7 +241,7 @@ def test_a_lost_process_ends_the_others(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", ["update", pytest.param("validation", marks=pytest.mark.slow)])
 def test_a_signal_to_one_stops_all_with_a_checkpoint(where: str, alone: Path, tmp_path: Path) -> None:
-    def prepare(rank: int) -> None:
+    def plant(rank: int) -> None:
         from nmt.training.validation import Validator
 
         def stop() -> None:
@@ -261,7 +259,7 @@ def test_a_signal_to_one_stops_all_with_a_checkpoint(where: str, alone: Path, tm
         else:
             Validator.__call__ = validate  # type: ignore[method-assign, assignment]
 
-    group = Group(tmp_path / "run", 2, prepare=prepare)
+    group = Group(tmp_path / "run", 2, plant=plant)
     assert group.wait() == [128 + signal.SIGTERM] * 2
     assert "SIGTERM: saving a checkpoint" in group.printed()
     saved = read_checkpoint(tmp_path / "run" / "checkpoints" / "last.pt")
@@ -275,11 +273,11 @@ def test_a_signal_to_one_stops_all_with_a_checkpoint(where: str, alone: Path, tm
 
 
 def test_another_corpus_is_refused(tmp_path: Path) -> None:
-    def prepare(rank: int) -> None:
+    def plant(rank: int) -> None:
         real = job.prepare
         job.prepare = lambda data, tokenizer: real(data.model_copy(update={"train_size": 90 + rank}), tokenizer)  # type: ignore[attr-defined]
 
-    group = Group(tmp_path / "run", 2, prepare=prepare)
+    group = Group(tmp_path / "run", 2, plant=plant)
     assert group.wait() == [2, 2]
     assert "process 1: data: another corpus than that of rank 0" in group.printed()
     assert not (tmp_path / "run" / "config.yaml").exists()

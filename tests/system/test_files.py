@@ -32,30 +32,19 @@ from nmt.system.files import (
 )
 
 
-def test_content_or_a_writer(tmp_path: Path) -> None:
-    write_atomically(tmp_path / "deep" / "a", b"one")
-    write_atomically(tmp_path / "deep" / "a", lambda file: file.write(b"two"))
-    assert (tmp_path / "deep" / "a").read_bytes() == b"two"
-    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["a"]
+def test_the_old_file_stands_until_the_new_one_is_complete(tmp_path: Path) -> None:
+    path, seen = tmp_path / "deep" / "a", []
+    write_atomically(path, b"old")
+    write_atomically(path, lambda file: seen.append((file.write(b"new"), path.read_bytes())))
+    assert seen == [(3, b"old")]
 
-
-def test_a_failing_writer_leaves_the_old_file(tmp_path: Path) -> None:
     def fail(file: BinaryIO) -> None:
         file.write(b"half")
         raise OSError("no room")
 
-    write_atomically(tmp_path / "a", b"whole")
     with pytest.raises(OSError, match="no room"):
-        write_atomically(tmp_path / "a", fail)
-    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("a", b"whole")]
-
-
-def test_the_old_file_stands_until_the_new_one_is_complete(tmp_path: Path) -> None:
-    path = tmp_path / "a"
-    path.write_bytes(b"old")
-    seen = []
-    write_atomically(path, lambda file: seen.append((file.write(b"new"), path.read_bytes())))
-    assert seen == [(3, b"old")]
+        write_atomically(path, fail)
+    assert [(each.name, each.read_bytes()) for each in path.parent.iterdir()] == [("a", b"new")]
 
 
 def test_the_content_is_on_the_disk_before_the_file_takes_its_name(
@@ -243,6 +232,11 @@ def test_a_hostile_or_damaged_archive_is_one_line_and_leaves_nothing(
     assert not [*temporary.iterdir()]
 
 
+def test_an_archive_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="run=nowhere: cannot be read"):
+        unpacked(tmp_path / "nowhere", "run=nowhere")
+
+
 def test_a_link_is_unpacked_as_the_text_that_it_holds(tmp_path: Path) -> None:
     packed(tmp_path / "model.nmt", {CONFIG: b"/etc/passwd"}, stat.S_IFLNK | 0o777)
     config = unpacked(tmp_path / "model.nmt", "run=x") / CONFIG
@@ -254,8 +248,3 @@ def test_what_is_written_can_be_read_however_well_it_packs(tmp_path: Path) -> No
     text = b"0" * (ALLOWANCE * 3)
     write_archive(tmp_path / "model.nmt", HONEST | {"data/test.source": text})
     assert content(unpacked(tmp_path / "model.nmt", "run=x"))["data/test.source"] == text
-
-
-def test_an_archive_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="run=nowhere: cannot be read"):
-        unpacked(tmp_path / "nowhere", "run=nowhere")

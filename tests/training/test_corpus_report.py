@@ -4,9 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import values_of
+from conftest import run_config
 
-from nmt.config.compose import validated
 from nmt.config.schema import TrainConfig
 from nmt.data.prepare import prepare
 from nmt.data.prepared_corpus import PreparedCorpus
@@ -28,7 +27,7 @@ def prepared(tmp_path: Path) -> Make:
             (tmp_path / f"{name}.xx").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         files = [f"data.{key}={tmp_path}/{name}" for key, name in (("train", "train"), ("validation", "valid"))]
         words = ["data=files", "data.target_lang=xx", *files, f"data.cache_dir={tmp_path}/cache", "tokenizer=char"]
-        config = validated(TrainConfig, values_of("train", [*words, *overrides]))
+        config = run_config(*words, *overrides)
         return prepare(config.data, config.tokenizer), config
 
     return make

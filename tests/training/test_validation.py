@@ -4,25 +4,22 @@ import gc
 import json
 import re
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from conftest import tiny_config
 from fitting import before_update, fitted, metrics
 from fitting import weights as weights_of
 
 from nmt.config.errors import UserError
-from nmt.config.schema import TrainConfig
 from nmt.evaluate.metrics import METRICS, WITHOUT_TEXT
 from nmt.model.checkpoints import read_checkpoint
 from nmt.model.seq2seq import Seq2Seq
 from nmt.training.job import train
 from nmt.training.stopping import EarlyStopping
 from nmt.translate.prepared_model import SearchModel
-
-Config = Callable[..., TrainConfig]
 
 HIGHER_IS_BETTER = {"bleu": True, "chrf": True, "ter": False, "wer": False, "loss": False, "aer": False}
 
@@ -42,7 +39,7 @@ def test_every_monitor_has_a_direction() -> None:
 
 @pytest.mark.parametrize("monitor", ["ter", "chrf"])
 def test_best_checkpoint_patience_and_plateau_follow_the_monitored_score(
-    monitor: str, train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monitor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The monitored scores are made up; BLEU is their negative, to show that it does not decide."""
     sign = 1 if HIGHER_IS_BETTER[monitor] else -1
@@ -53,7 +50,7 @@ def test_best_checkpoint_patience_and_plateau_follow_the_monitored_score(
         return {"loss": 1.0, "perplexity": 1.0, "bleu": -score, monitor: sign * score}, []
 
     monkeypatch.setattr("nmt.training.validation.Validator.__call__", validation)
-    config = train_config(
+    config = tiny_config(
         *RUN, f"validation.monitor={monitor}", "validation.patience=2", "training.max_steps=9", "training.log_every=99"
     )
     fitted(config, tmp_path / "run")
@@ -69,15 +66,13 @@ def test_best_checkpoint_patience_and_plateau_follow_the_monitored_score(
 
 
 @pytest.mark.system
-def test_monitored_scores_are_those_of_the_final_evaluation(
-    train_config: Config, tmp_path: Path, mean_metric: str
-) -> None:
+def test_monitored_scores_are_those_of_the_final_evaluation(tmp_path: Path, mean_metric: str) -> None:
     """The choice of the monitored score does not change training; a metric needs no more than its entry in METRICS."""
     runs = {}
     for monitor in ("bleu", mean_metric):
         # With one step, the last validation measures the best checkpoint.
         words = f"validation.monitor={monitor}", "evaluation.metrics=[bleu,chrf,mean]"
-        assert train(train_config("training.max_steps=1", *words), tmp_path / monitor, []) == 0
+        assert train(tiny_config("training.max_steps=1", *words), tmp_path / monitor, []) == 0
         runs[monitor] = read_checkpoint(tmp_path / monitor / "checkpoints" / "last.pt")["model"]
         (line,) = validations(tmp_path / monitor)
         results = json.loads((tmp_path / monitor / "results.json").read_text())["validation"]
@@ -106,19 +101,15 @@ def test_monitored_scores_are_those_of_the_final_evaluation(
         ("evaluation.metrics=[]", "evaluation.metrics"),
     ],
 )
-def test_an_unknown_metric_is_named_before_anything_is_written(
-    word: str, message: str, train_config: Config, tmp_path: Path
-) -> None:
+def test_an_unknown_metric_is_named_before_anything_is_written(word: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=re.escape(message)):
-        train(train_config(word), tmp_path / "run", [])
+        train(tiny_config(word), tmp_path / "run", [])
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
-def test_validation_translates_and_measures_by_halves(
-    train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = train_config("training.max_steps=3", "validation.unit=steps", "validation.every=3", "training.log_every=9")
+def test_validation_translates_and_measures_by_halves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny_config("training.max_steps=3", "validation.unit=steps", "validation.every=3", "training.log_every=9")
     fitted(config, tmp_path / "whole")
     for name in ("encode", "force", "forward"):
         real = getattr(Seq2Seq, name)
@@ -135,7 +126,7 @@ def test_validation_translates_and_measures_by_halves(
 
 
 def test_weights_packed_for_search_are_freed_after_each_validation(
-    train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[weakref.ref[SearchModel]] = []
     real = SearchModel.__init__
@@ -152,6 +143,6 @@ def test_weights_packed_for_search_are_freed_after_each_validation(
         kept.append(sum(model() is not None for model in made))
 
     before_update(monkeypatch, 3, count)
-    fitted(train_config("training.max_steps=3", "validation.unit=steps", "validation.every=2"), tmp_path / "run")
+    fitted(tiny_config("training.max_steps=3", "validation.unit=steps", "validation.every=2"), tmp_path / "run")
     assert made
     assert kept == [0]
