@@ -3,9 +3,9 @@
 All files are written to a working folder, CACHE/.FINGERPRINT.part, which is renamed to CACHE/FINGERPRINT when it is
 complete. A preparation that was killed starts from the beginning.
 
-The corpus is read twice. The first pass reads the user's files, drops training pairs with a blank side, and writes the
-rest to a temporary file of each split. The second pass encodes these pairs, drops training pairs by length, and writes
-the files of `PreparedCorpus`. Worker processes handle chunks of pairs; results come back in the order of the corpus.
+`read_splits` reads the user's files, drops training pairs with a blank side, and writes the rest to a temporary file of
+each split. `encode_split` encodes these pairs, drops training pairs by length, and writes the files of
+`PreparedCorpus`. Worker processes handle chunks of pairs; results come back in the order of the corpus.
 """
 
 import fcntl
@@ -192,7 +192,7 @@ def _prepare(data: schema.Data, tokenizer: schema.TokenizerConfig, fingerprint: 
     write_atomically(working / "report.json", json.dumps(report, indent=2).encode())
 
 
-# The first pass: from the user's files to the usable pairs of each split
+# From the user's files to the usable pairs of each split
 
 
 class RawChunk(NamedTuple):
@@ -337,7 +337,7 @@ def _read_lines(chunks: list[RawChunk], side: int, mask: Array) -> Iterator[str]
         first += chunk.pairs
 
 
-# The second pass: from the usable pairs of each split to the files of the prepared corpus
+# From the usable pairs of each split to the files of the prepared corpus
 
 
 def encode_split(

@@ -17,7 +17,7 @@ from nmt.system.files import raise_system_error
 FORMAT = 6  # part of the fingerprint: increase it when the format of the files changes
 IDS = np.dtype("<i4")
 OFFSETS = np.dtype("<i8")
-# The files of a side: token ids, UTF-8 text, and where each sentence starts in both.
+# The files of a side: token ids, UTF-8 text, and where each sentence begins in both.
 FILES: dict[str, "np.dtype[Any]"] = {"ids": IDS, "txt": np.dtype("u1"), "offsets": OFFSETS, "lines": OFFSETS}
 SCAN_BYTES = 2**22  # bytes of text that are searched for line ends at a time
 
@@ -105,8 +105,8 @@ class Alignments:
 
     def __init__(self, path: Path) -> None:
         self._text = _mapped(path, np.dtype("u1"))
-        starts = range(0, len(self._text), SCAN_BYTES)
-        ends = [start + np.flatnonzero(self._text[start : start + SCAN_BYTES] == ord("\n")) for start in starts]
+        blocks = range(0, len(self._text), SCAN_BYTES)
+        ends = [first + np.flatnonzero(self._text[first : first + SCAN_BYTES] == ord("\n")) for first in blocks]
         self._ends = np.concatenate([np.full(1, -1), *ends])
 
     def __len__(self) -> int:

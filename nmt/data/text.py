@@ -92,8 +92,8 @@ def user_lines(name: str, lines: Iterable[bytes], strict: bool = True) -> Iterat
         raise UserError(f"{name}, after line {number}: cannot be read ({first_line(error)})") from None
 
 
-def _not_utf8(name: str | Path, number: int, start: int) -> UserError:
-    return UserError(f"{name}, line {number}: not valid UTF-8 (byte {start + 1} of the line); convert the file")
+def _not_utf8(name: str | Path, number: int, offset: int) -> UserError:
+    return UserError(f"{name}, line {number}: not valid UTF-8 (byte {offset + 1} of the line); convert the file")
 
 
 def is_blank(text: str) -> bool:
@@ -111,8 +111,8 @@ def decode_corpus_lines(path: Path, first: int, content: bytes) -> list[str]:
         lines = content.decode("utf-8").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
         before = content[: error.start]
-        start = error.start - (before.rfind(b"\n") + 1)
-        raise _not_utf8(path, first + before.count(b"\n"), start) from None
+        offset = error.start - (before.rfind(b"\n") + 1)
+        raise _not_utf8(path, first + before.count(b"\n"), offset) from None
     return [line.removesuffix("\r") for line in lines] if b"\r" in content else lines
 
 

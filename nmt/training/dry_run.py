@@ -113,8 +113,8 @@ def _time_validation(setup: Setup) -> float:
     longest translation, and an untrained model would end translations at arbitrary lengths.
     """
     split, translator = setup.corpus.splits["validation"], setup.translator
-    start = max(0, len(split) - PAIRS) // 2
-    pairs = np.argsort(split.source.lengths, kind="stable")[start : start + PAIRS]  # around the median source length
+    first = max(0, len(split) - PAIRS) // 2
+    pairs = np.argsort(split.source.lengths, kind="stable")[first : first + PAIRS]  # around the median source length
     length = int(split.target.lengths_of(pairs).max())
     lengths = {"min_length": length, "max_length": length, "max_ratio": length}
     translator.use_search(translator.settings.model_copy(update=lengths))

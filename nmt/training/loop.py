@@ -110,9 +110,9 @@ class TrainingLoop:
             self.journal.end_of_updates()
 
     def summary(self) -> dict[str, Any]:
-        """Return what the manifest records of the training so far. The shares are those of loading batches, recording
-        CUDA graphs, and validation in all seconds spent."""
-        trainer, spent = self.trainer, self.trainer.seconds_of
+        """Return what the manifest records of the training so far. "time_fractions" are the fractions of all seconds
+        that went to loading batches, recording CUDA graphs, and validation."""
+        trainer, spent = self.trainer, max(self._seconds_spent(), 1e-9)
         return {
             "steps": trainer.step,
             "epochs": round(trainer.epochs, 3),
@@ -120,7 +120,7 @@ class TrainingLoop:
             "target_tokens": trainer.tokens,
             "target_tokens_per_second": round(trainer.tokens / max(trainer.seconds, 1e-9), 1),
             "utilisation": round(self._utilisation(trainer.tokens, trainer.seconds), 4),
-            "shares": {name: round(seconds / max(self._seconds_spent(), 1e-9), 4) for name, seconds in spent.items()},
+            "time_fractions": {name: round(seconds / spent, 4) for name, seconds in trainer.seconds_of.items()},
             "bad_steps": trainer.bad.count,
             "best_step": self.stopping.best_step,
             f"best_{self.stopping.monitor}": self.stopping.best,

@@ -97,9 +97,9 @@ def mean_probabilities(
     the bias (V,) of each model's output layer, where R is the size of a readout.
     """
     fields = len(Components._fields)
-    starts = range(0, len(components), fields)
-    models = zip((Components(*components[i : i + fields]) for i in starts), output_layers, strict=True)
-    total, *others = (model.probabilities(*layer, dtype) for model, layer in models)
+    models = (Components(*components[i : i + fields]) for i in range(0, len(components), fields))
+    layers = zip(models, output_layers, strict=True)
+    total, *others = (model.probabilities(*layer, dtype) for model, layer in layers)
     for other in others:
         total += other
     return total.div_(len(output_layers))

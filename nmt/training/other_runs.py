@@ -169,13 +169,13 @@ def _segment(piece: str, ids: Mapping[str, int], longest: int) -> list[int]:
     """Split a piece into tokens from left to right, each time into the longest one that matches. A character that
     matches no token becomes the tokens of its bytes, or nothing if the vocabulary has no bytes."""
     tokens: list[int] = []
-    start = 0
-    while start < len(piece):
-        ends = range(min(len(piece), start + longest), start, -1)
-        end = next((end for end in ends if piece[start:end] in ids), start + 1)
-        parts = [piece[start:end]]
+    done = 0  # number of characters that `tokens` spell
+    while done < len(piece):
+        ends = range(min(len(piece), done + longest), done, -1)
+        end = next((end for end in ends if piece[done:end] in ids), done + 1)
+        parts = [piece[done:end]]
         if parts[0] not in ids:
-            parts = [f"<0x{byte:02X}>" for byte in piece[start].encode("utf-8", "replace")]
+            parts = [f"<0x{byte:02X}>" for byte in piece[done].encode("utf-8", "replace")]
         tokens += [ids[part] for part in parts if part in ids]
-        start = end
+        done = end
     return tokens

@@ -95,23 +95,6 @@ def test_a_command_starts_several_processes_itself(run: Path) -> None:
     assert failed.stderr.decode() == "nmt-translate: error: run=nowhere: no such directory\n"
 
 
-@pytest.mark.slow
-def test_an_evaluation_is_that_of_one_process(run: Path, tmp_path: Path) -> None:
-    words = ["nmt-evaluate", f"run={run}", "split=test", "search.batch_tokens=40"]
-    *table, last = call(*words, f"output={tmp_path / 'alone'}").stdout.decode().splitlines()
-    alone = json.loads(last)
-    (status, printed), (_, nothing) = in_group(2, tmp_path / "out", *words, f"output={tmp_path / 'group'}")
-    assert status == 0, printed
-    *shared_table, last = printed.splitlines()
-    shared = json.loads(last)
-    assert shared_table == table
-    for result in (alone, shared):
-        result.pop("sentences_per_second")
-        result.pop("output")
-    assert shared == alone
-    assert nothing == ""
-
-
 def test_an_ensemble_is_evaluated_in_one_folder(run: Path, tmp_path: Path) -> None:
     folders = f"output={tmp_path}/evaluations/${{now:%f}}"  # the processes would insert different times
     group = in_group(2, tmp_path / "out", "nmt-evaluate", f"run=[{run},{run}]", "split=validation", folders)

@@ -1,7 +1,5 @@
 """A file is complete or does not exist; archives unpack to what was packed, and hostile ones are refused."""
 
-import errno
-import fcntl
 import json
 import math
 import os
@@ -22,7 +20,6 @@ from nmt.system.files import (
     WEIGHTS,
     folders_with,
     is_archive,
-    is_locked,
     remove_leftovers,
     short_name,
     to_json,
@@ -75,24 +72,6 @@ def test_json_has_no_infinity() -> None:
     text = to_json({"a": math.inf, "b": [math.nan, 1.5], "c": {"d": -math.inf}, "é": "ü"})
     assert json.loads(text, parse_constant=pytest.fail) == {"a": None, "b": [None, 1.5], "c": {"d": None}, "é": "ü"}
     assert "é" in text
-
-
-def test_a_free_lock_is_free_where_locks_need_write_access(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NFS answers EBADF to an exclusive lock on a file that is open for reading only."""
-    real = fcntl.flock
-
-    def flock(file: BinaryIO, operation: int) -> None:
-        if fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
-            raise OSError(errno.EBADF, "bad file descriptor")
-        real(file, operation)
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    path = tmp_path / ".lock"
-    path.touch()
-    assert not is_locked(path)
-    with path.open("r+b") as held:
-        real(held, fcntl.LOCK_EX)
-        assert is_locked(path)
 
 
 def test_folders_are_found_behind_links_and_each_once(tmp_path: Path) -> None:

@@ -154,15 +154,3 @@ def test_waiting_ends_with_the_lock_or_with_patience(tmp_path: Path) -> None:
     other.wait_until_free(60)
     assert 0.6 <= time.monotonic() - began < 10
     release.join()
-
-
-def test_a_group_may_train_where_one_of_its_users_began(tmp_path: Path) -> None:
-    before = os.umask(0o002)
-    try:
-        run = RunDirectory(tmp_path / "run")
-        run.claim({})
-    finally:
-        os.umask(before)
-    modes = {path.name: oct(path.stat().st_mode & 0o777) for path in (run.path, run.path / ".lock")}
-    run.release()
-    assert modes == {"run": "0o775", ".lock": "0o664"}

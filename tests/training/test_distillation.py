@@ -28,7 +28,7 @@ def teachers(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     runs = [tmp_path_factory.mktemp("teacher") / str(seed) for seed in (1, 2)]
     kinds = ["attention=bahdanau", "decoder.copy=true"], ["attention=gnmt", "seed=2"]
     for run, own in zip(runs, kinds, strict=True):
-        assert train(tiny_config(*SHORT, *own), run, []) == 0
+        assert train(tiny_config(*SHORT, *own), run) == 0
     return runs
 
 
@@ -97,8 +97,8 @@ def test_a_run_goes_on_in_the_same_bits_where_its_teachers_have_moved(teachers: 
     moved = [shutil.copytree(run, tmp_path / "moved" / run.name) for run in teachers]
     for others in (moved[::-1], moved[:1]):
         with pytest.raises(UserError, match=r"this run began with step 3 of .*/1, step 3 of .*/2; name those"):
-            train(tiny_config(*SHORT, *from_(others)), tmp_path / "stopped", [])
-    assert train(tiny_config(*SHORT, *from_(moved)), tmp_path / "stopped", []) == 0
+            train(tiny_config(*SHORT, *from_(others)), tmp_path / "stopped")
+    assert train(tiny_config(*SHORT, *from_(moved)), tmp_path / "stopped") == 0
     starts = json.loads((tmp_path / "stopped" / "manifest.json").read_text())["starts"]
     for start, runs in zip(starts, (teachers, moved), strict=True):
         recorded = [(teacher["run"], teacher["step"], teacher["scores"]) for teacher in start["teachers"]]
@@ -118,5 +118,5 @@ def test_what_cannot_be_learned_from_is_refused(
     overrides: str, message: str, teachers: list[Path], tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match=message.format(run=teachers[0])):
-        train(tiny_config(*SHORT, *from_(teachers[:1], overrides)), tmp_path / "run", [])
+        train(tiny_config(*SHORT, *from_(teachers[:1], overrides)), tmp_path / "run")
     assert not list(tmp_path.glob("run/*"))

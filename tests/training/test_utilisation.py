@@ -63,5 +63,5 @@ def test_a_run_records_its_utilisation_and_where_its_time_went(tmp_path: Path, m
     training = json.loads((tmp_path / "run" / "manifest.json").read_text())["training"]
     share = training["target_tokens_per_second"] * ideal
     assert training["utilisation"] == pytest.approx(share, abs=1e-4)  # four decimals
-    assert training["shares"]["recording"] == 0
-    assert 0 < training["shares"]["loading"] < 1 - training["shares"]["validation"] < 1
+    assert training["time_fractions"]["recording"] == 0
+    assert 0 < training["time_fractions"]["loading"] < 1 - training["time_fractions"]["validation"] < 1
