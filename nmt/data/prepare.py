@@ -303,8 +303,9 @@ def compare_splits(raw: dict[str, RawSplit], splits: Splits) -> tuple[dict[str, 
         for side, text in BLANK.items():
             if numbers := split.blank[side]:
                 warn(name, numbers, text)
-        for hashes, (kind, (limit, text)) in zip(np.concatenate(split.hashes).T, OVERLAPS.items(), strict=True):
-            in_train = raw["train"].also_held_out
+        in_train = raw["train"].also_held_out
+        of_sources, of_pairs = np.concatenate(split.hashes).T
+        for hashes, (kind, (limit, text)) in zip((of_sources, of_pairs), OVERLAPS.items(), strict=True):
             numbers = [number for number, value in enumerate(hashes.tolist(), 1) if value in in_train]
             counts[name][kind] = len(numbers)
             if len(numbers) > limit * len(split):

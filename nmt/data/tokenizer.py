@@ -209,14 +209,17 @@ class Tokenizer:
         marks = iter([i for i, char in enumerate(text) if char == WORD_START])
 
         def restore(match: re.Match[str]) -> str:
+            """Replace a "▁", with the boundary of pieces before it if there is one, by what the line has there."""
             i = next(marks)
             # The characters that `_with_spaces` replaces do not separate words: show them as no-break spaces.
             span = re.sub(f"[{WORD_START}\r\n]", "\xa0", original[origins[i] if i else 0 : origins[i + 1]])
+            # Characters before the last space end the previous piece, characters after it begin the next one.
             before, space, after = re.sub(" +", WORD_START, span).rpartition(WORD_START)
             if i == 0 and not span:
                 space = WORD_START  # SentencePiece puts "▁" at the start of every line
             return f"{before}{match[1]}{space}{after}"
 
+        # Pieces hold no newline, so that it can mark their boundaries here.
         return re.sub(f"(\n?){WORD_START}", restore, "\n".join(pieces)).split("\n")
 
     def _clean(self, lines: Sequence[str]) -> list[str]:

@@ -98,6 +98,7 @@ class ProcessGroup:
         if self.size == 1:
             return list(results)
         shares = self._exchange(lambda: list(results))
+        # Item i is number i // size in the share of process i % size.
         return [shares[i % self.size][i // self.size] for i in range(sum(map(len, shares)))]
 
     def everywhere(self, work: Callable[[], T]) -> T:

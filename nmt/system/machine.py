@@ -220,7 +220,7 @@ class IdleThreads:
     def __init__(self, threads: int, cpus: int) -> None:
         """threads: number of threads that compute, at least 2. Each Python thread that calls OpenMP gets a team of
         `threads` threads, of which it is one."""
-        groups = math.ceil(max(1, cpus + 1 - threads) / (threads - 1))
+        groups = math.ceil(max(1, cpus + 1 - threads) / (threads - 1))  # each adds threads - 1 threads of OpenMP
         self._end, started = threading.Event(), threading.Barrier(groups + 1)
         for _ in range(groups):
             threading.Thread(target=self._wait, args=(started,), daemon=True).start()

@@ -149,11 +149,10 @@ class TokenLoss:
         return self.criterion, ()
 
     def minimised(self, terms: Terms) -> Tensor:
-        """Compute the minimised loss from the loss terms.
+        """Combine loss terms into the loss that training minimises: "smoothed_loss" if there is one, else "loss".
 
-        Terms (B, T) give the loss of each token (B, T). Terms (), which are sums over a batch, give the batch's reduced
-        loss (). The minimised loss is the term "smoothed_loss" if there is one, else the term "loss". R-Drop's
-        divergence is left out, because the configuration forbids R-Drop where this method is used.
+        From terms (B, T) of tokens follows the loss (B, T) of each token; from terms () that are sums over a batch, the
+        reduced loss (). Only losses that exclude R-Drop call this, so its divergence is left out.
         """
         return terms.get("smoothed_loss", terms["loss"])
 
@@ -171,10 +170,8 @@ class Distillation(TokenLoss):
         self.teachers, self.teacher_weight = teachers, teacher_weight
 
     def minimised(self, terms: Terms) -> Tensor:
-        """Compute (1 - w) smoothed_loss + w distillation_loss from the loss terms, where w is `teacher_weight`.
-
-        The shapes are those of `TokenLoss.minimised`.
-        """
+        """Compute (1 - w) smoothed_loss + w distillation_loss, where w is `teacher_weight`. Shapes as in
+        `TokenLoss.minimised`."""
         weight = self.teacher_weight
         return (1 - weight) * terms["smoothed_loss"] + weight * terms["distillation_loss"]
 
