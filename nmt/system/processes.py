@@ -176,18 +176,14 @@ class Workers:
 
 @contextmanager
 def clean_start() -> Iterator[None]:
-    """Let Python programs that start in this context import neither the main module nor the working directory's files.
-
-    A script that calls `nmt.train` outside `if __name__ == "__main__":` would train again in each of them. A file of
-    the working directory could have the name of one of Python's modules, or of this package.
-    """
+    """Keep processes that start in this context from importing the main module: a script that calls `nmt.train` outside
+    `if __name__ == "__main__":` would train again in each of them."""
     main = vars(sys.modules["__main__"])
     names: list[str] = [name for name in ("__spec__", "__file__") if name in main]
     hidden = {name: main.pop(name) for name in names}
     main["__spec__"] = None
     try:
-        with environment(PYTHONSAFEPATH="1"):
-            yield
+        yield
     finally:
         main.update(hidden)
 

@@ -97,14 +97,6 @@ def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
     assert done.stdout == f"started {script} None\n[1, 2, 3] {script} None\n", done.stderr
 
 
-def test_workers_import_nothing_from_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "socket.py").write_text("raise SystemExit('imported')")
-    monkeypatch.chdir(tmp_path)
-    with Workers(2, KEY) as workers:
-        assert list(workers.map(work, [1, 2, 3], 1)) == [1, 4, 9]
-    assert "PYTHONSAFEPATH" not in os.environ
-
-
 def test_results_come_in_order_from_as_many_processes_as_are_needed() -> None:
     with Workers(2, KEY) as workers:
         assert set(workers.map(sleep, [0] * 5, 5)) == {os.getpid()}

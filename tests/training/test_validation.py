@@ -91,11 +91,14 @@ def test_monitored_scores_are_those_of_the_final_evaluation(tmp_path: Path, mean
         ("evaluation.metrics", "tre", METRICS, "ter"),
     ],
 )
-def test_an_unknown_metric_is_one_line(key: str, word: str, known: Collection[str], near: str) -> None:
+def test_an_unknown_metric_is_named_before_anything_is_written(
+    key: str, word: str, known: Collection[str], near: str, tmp_path: Path
+) -> None:
     given = word if "monitor" in key else f"[bleu,{word}]"
     message = f"{key}={word}: not one of {', '.join(known)}; did you mean '{near}'?"
     with pytest.raises(UserError, match=re.escape(message)):
-        tiny_config(f"{key}={given}")
+        train(tiny_config(f"{key}={given}"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
