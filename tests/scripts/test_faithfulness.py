@@ -169,7 +169,7 @@ def test_runs_become_a_table_and_a_file(
 def test_every_preset_has_figures(
     module: ModuleType, preset: str, train_config: Callable[..., TrainConfig], tmp_path: Path
 ) -> None:
-    assert train(train_config(f"attention={preset}", "training.max_steps=1"), tmp_path / "run", []) == 0
+    assert train(train_config(f"attention={preset}", "training.max_steps=1"), tmp_path / "run") == 0
     run, translator = RunDirectory(tmp_path / "run"), Translator.load(tmp_path / "run")
     figures = module.faithfulness(translator, *run.held_out("test"), 2)
     known = {key for key, value in figures.items() if value is not None}
