@@ -37,9 +37,9 @@ from nmt.compare.columns import p_value
 from nmt.compare.compare import SIGNIFICANT, group
 from nmt.compare.entry import Entry, HeldOut, count_sentences, read_run
 from nmt.compare.pictures import COLOURS, INK, MUTED, RULE, STYLE, Picture
-from nmt.config.compose import flatten
 from nmt.config.errors import UserError
 from nmt.config.schema.commands import NO_EFFECT_KEYS, PATH_KEYS
+from nmt.config.validation import flatten
 from nmt.evaluate.metrics import METRICS, Counts, corpus_score, sign_of
 from nmt.evaluate.significance import holm, letters
 from nmt.export.contents import shared_config, shared_manifest

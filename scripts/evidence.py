@@ -36,9 +36,9 @@ from nmt.compare.entry import (
     read_settings,
 )
 from nmt.compare.report import tables, write_files
-from nmt.config.compose import flatten
 from nmt.config.errors import UserError
 from nmt.config.schema.commands import NO_EFFECT_KEYS
+from nmt.config.validation import flatten
 from nmt.evaluate.metrics import METRICS, Counted, Counts, corpus_score, signatures
 from nmt.export.contents import shared_config, shared_manifest
 from nmt.system.files import to_json, write_atomically

@@ -17,10 +17,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-from nmt.cli.commands import output_folder
-from nmt.config.compose import merge_search
+from nmt.cli.evaluate import output_folder
 from nmt.config.errors import UserError
 from nmt.config.schema import training as schema
+from nmt.config.validation import merge_search
 from nmt.evaluate.evaluation import evaluate, score_settings
 from nmt.system.files import to_json, write_atomically
 from nmt.system.machine import tune_memory

@@ -19,7 +19,7 @@ from typing import IO
 from conftest import values_of
 
 from nmt.cli import entry
-from nmt.cli.explain import known_keys
+from nmt.cli.config_files import known_keys
 
 Work = Callable[[], int]
 NEEDED: dict[str, list[str]] = {
@@ -153,7 +153,7 @@ def _prepare() -> None:
     for name in (
         "cli.train",
         "cli.translate",
-        "cli.commands",
+        "cli.evaluate",
         "training.job",
         "compare.compare",
     ):

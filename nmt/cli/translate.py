@@ -12,10 +12,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Literal, cast
 
-from nmt.cli.app import run_command, write
-from nmt.cli.compose import configured
 from nmt.cli.entry import exit_at_ctrl_c
-from nmt.cli.launch import shared_by_processes
+from nmt.cli.launch import in_processes
+from nmt.cli.run_command import run_configured, write
 from nmt.config.errors import UserError, format_value, user_path
 from nmt.config.schema import TranslateConfig
 from nmt.data.text import is_blank, open_text, user_lines
@@ -34,8 +33,10 @@ TAB = "\t"
 
 
 def main() -> None:
-    run = shared_by_processes("translate", translate)
-    run_command("translate", lambda arguments: run(configured("translate", TranslateConfig, arguments)))
+    def work(config: TranslateConfig) -> int:
+        return in_processes(config.processes, "translate", translate, config)
+
+    run_configured("translate", TranslateConfig, work)
 
 
 def translate(config: TranslateConfig) -> None:

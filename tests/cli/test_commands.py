@@ -290,7 +290,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     ),
     (["nmt-train", "optimizer.lr=1,2"], "optimizer.lr=1,2: for a list give 'optimizer.lr=[1,2]'; for a sweep add -m"),
     (["nmt-train", "data=files", "size.lr=1"], "size.lr: not a key of the chosen size; available with size="),
-    (["nmt-train", "--cfg", "job", "--resolve", "data=files"], "set size=small, base or large to see its values"),
+    (["nmt-train", "--cfg", "job", "--resolve", "data=files"], "set size=small, base or large to see"),
     (["nmt-train", "precision=fp16", "device=cpu"], "precision=fp16 needs a CUDA GPU"),
     (["nmt-evaluate"], "run: missing; give it as run=..."),
     (["nmt-evaluate", "run={run}", "output={run}"], "holds files other than an evaluation; name another folder"),

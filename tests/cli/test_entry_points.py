@@ -38,7 +38,7 @@ def interrupt(*_: Any) -> Any:  # noqa: ANN401
     ("command", "module", "given"),
     [
         ("train", "nmt.cli.train", []),
-        *((command, "nmt.cli.commands", []) for command in ("evaluate", "serve")),
+        ("evaluate", "nmt.cli.evaluate", []),
         ("serve", "nmt.serve.app", ["run=x"]),
     ],
 )

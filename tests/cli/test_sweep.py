@@ -22,11 +22,10 @@ from omegaconf import OmegaConf
 
 from nmt.cli import train
 from nmt.cli.compose import composed
-from nmt.cli.optuna_sweeper import OptunaSweeper
-from nmt.cli.sweep import _prepare, job_name
+from nmt.cli.sweep import _set_up, job_name
 from nmt.compare.entry import planned_jobs
-from nmt.config.compose import config_dir
 from nmt.config.errors import UserError
+from nmt.config.validation import config_dir
 from nmt.system.files import read_lines
 
 NMT_TRAIN = Path(sys.executable).parent / "nmt-train"
@@ -179,7 +178,7 @@ def test_jobs_are_checked_with_the_search_path(tmp_path: Path) -> None:
 
 def test_one_possible_job_is_enough(tmp_path: Path) -> None:
     words = ["attention=none,bahdanau", "training.guided_alignment=1", "seed=1,2", f"hydra.sweep.dir={tmp_path}/sweep"]
-    given = _prepare(composed("train", [word for word in words if "," not in word]), tmp_path / "sweep", words)
+    given = _set_up(composed("train", [word for word in words if "," not in word]), tmp_path / "sweep", words)
     assert given == [*words[:3], *given[3:]]
     assert (tmp_path / "sweep").is_dir()
 
@@ -309,8 +308,10 @@ def test_optuna_searches_prunes_and_goes_on_where_it_was_killed(tmp_path: Path) 
     assert title.startswith("validation: ")
 
 
-def searching(folder: Path, scores: list[float], monitor: str = "bleu", n_trials: int = 4) -> OptunaSweeper:
+def searching(folder: Path, scores: list[float], monitor: str = "bleu", n_trials: int = 4) -> Any:  # noqa: ANN401
     """Return a sweeper whose launcher appends to `scores` the score of each job, which is its learning rate."""
+
+    from nmt.cli.optuna_sweeper import OptunaSweeper
 
     class Launcher:
         def launch(self, jobs: list[list[str]], first: int) -> list[JobReturn]:

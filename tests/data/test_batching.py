@@ -11,8 +11,8 @@ from conftest import TINY, values_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmt.config.compose import validated
 from nmt.config.schema import TrainConfig
+from nmt.config.validation import validated
 from nmt.data.batching import Batches, gold_attention, padded, plan
 from nmt.data.prepare import prepare
 from nmt.data.prepared import Prepared

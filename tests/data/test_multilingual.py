@@ -7,9 +7,9 @@ import pytest
 from conftest import TINY, values_of
 from forks import call
 
-from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
+from nmt.config.validation import validated
 from nmt.data.corpus import Pair, count_pairs, locate, splits
 from nmt.data.prepare import fingerprint_of, prepare
 from nmt.data.prepared import Prepared

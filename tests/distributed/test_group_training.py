@@ -14,9 +14,9 @@ from conftest import TINY, values_of
 from fitting import before_update
 from forks import ended, forked_group
 
-from nmt.cli.app import attempt, log_to_stream, report
-from nmt.config.compose import validated
+from nmt.cli.run_command import attempt, log_to_stream, report
 from nmt.config.schema import TrainConfig
+from nmt.config.validation import validated
 from nmt.model.checkpoints import read_checkpoint
 from nmt.system.distributed import ProcessGroup
 from nmt.training import job

@@ -8,8 +8,8 @@ import pytest
 from conftest import TINY, values_of
 
 from nmt import Translator
-from nmt.config.compose import validated
 from nmt.config.schema import TrainConfig
+from nmt.config.validation import validated
 from nmt.explain.explanation import explain
 from nmt.training.job import train
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from conftest import values_of
 
-from nmt.config.compose import validated
 from nmt.config.schema import TrainConfig
+from nmt.config.validation import validated
 from nmt.data.prepare import prepare
 from nmt.data.prepared import Prepared
 from nmt.evaluate.metrics import ScoreSettings

@@ -14,9 +14,9 @@ from conftest import TINY, values_of
 from fitting import before_update, same, state, weights
 from torch.nn import functional as F
 
-from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
+from nmt.config.validation import validated
 from nmt.data.batching import Batch, Batches
 from nmt.data.prepare import prepare
 from nmt.model.checkpoints import new_model

@@ -12,9 +12,9 @@ import torch
 from conftest import TINY, values_of
 from fitting import before_update, fitted, metrics, state, weights
 
-from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
+from nmt.config.validation import validated
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.system.distributed import Interrupted
 from nmt.system.run import RunDirectory

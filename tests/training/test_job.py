@@ -16,9 +16,9 @@ from conftest import TINY, values_of
 from fitting import before_update, fitted, metrics, same, state, weights
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
+from nmt.config.validation import validated
 from nmt.data.prepared import Split
 from nmt.model.checkpoints import read_checkpoint, save_checkpoint
 from nmt.system.run import RunDirectory

@@ -20,9 +20,9 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_ndarray
 from torch.utils.tensorboard import writer
 
-from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
+from nmt.config.validation import validated
 from nmt.system.run import SWEEP, RunDirectory, read_json
 from nmt.training import journal
 from nmt.training.job import Job, build, fit, prepare

@@ -20,8 +20,8 @@ from small_models import (
 )
 from torch import Tensor
 
-from nmt.config.compose import config_dir, validated
 from nmt.config.schema import TrainConfig
+from nmt.config.validation import config_dir, validated
 from nmt.model.build import build_model
 from nmt.model.seq2seq import Seq2Seq
 from nmt.ops.packed import FloatWeight, pack

@@ -1,4 +1,4 @@
-"""Code that all commands share: report a user's mistake in one line, end with an exit status, log and write."""
+"""What all commands share: print what --help asks for, report a mistake in one line, end with an exit status, log."""
 
 import contextlib
 import errno
@@ -7,17 +7,24 @@ import logging
 import os
 import signal
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Sequence
-from typing import IO, Any, AnyStr, NoReturn
+from importlib.metadata import version
+from typing import IO, Any, AnyStr, NoReturn, TypeVar
 
-from nmt.cli.compose import parse_arguments
-from nmt.cli.explain import explain
-from nmt.cli.help import information
-from nmt.config.errors import UserError, format_value, printable
+from omegaconf import OmegaConf
+from pydantic import BaseModel
+
+from nmt import DISTRIBUTION
+from nmt.cli.compose import as_words, compose, composed, explained, parse_arguments, parse_overrides, without_hydra
+from nmt.cli.config_files import help_text
+from nmt.cli.hydra_errors import explain
+from nmt.config.errors import UserError, format_value, override_values, printable
 from nmt.system.processes import leave_group, local_rank, rank
 
 DEBUG = "HYDRA_FULL_ERROR"  # environment variable that asks for tracebacks
 MAX_MESSAGE = 500  # characters of a line of an error message; longer lines are cut
+T = TypeVar("T", bound=BaseModel)
 STOPPED = 128  # the exit status of a command that signal N stopped is STOPPED + N
 # System errors that a user can cause: closed pipes and streams, full disks, missing permissions, missing and unsuitable
 # paths.
@@ -29,46 +36,58 @@ USER_ERRNOS = {
 }
 
 
+def run_configured(command: str, schema: type[T], work: Callable[[T], int | None]) -> NoReturn:
+    """Call `work` with the typed configuration of a command, as `run_command` does with its options."""
+    run_command(command, lambda options: work(compose(command, schema, options.overrides)))
+
+
 def run_command(
-    command: str, work: Callable[[list[str]], int | None], arguments: Sequence[str] | None = None
+    command: str, work: Callable[[Namespace], int | None], arguments: Sequence[str] | None = None
 ) -> NoReturn:
-    """Call `work` with the arguments of the command line, report an error in one line, and exit.
+    """Call `work` with the options of the command line, report an error in one line, and exit.
 
     `work` returns the exit status, or None for 0. `arguments` replaces sys.argv[1:].
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for characters that its encoding lacks
-    words = list(sys.argv[1:] if arguments is None else arguments)
     outcome: int | Exception
     try:
-        outcome = attempt(lambda: _inform_or_work(command, work, words), bool(os.environ.get(DEBUG)))
+        outcome = attempt(lambda: _inform_or_work(command, work, arguments), bool(os.environ.get(DEBUG)))
     except KeyboardInterrupt:
         print(f"nmt-{command}: interrupted", file=sys.stderr)
         outcome = STOPPED + signal.SIGINT
     except SystemExit as exit_:  # at a signal that stopped the job
         outcome = int(exit_.code or 0)
     unwritten = write(sys.stdout, "", "standard output")
-    if isinstance(outcome, int) and unwritten is None:
+    outcome = outcome if isinstance(outcome, Exception) else unwritten or outcome
+    if isinstance(outcome, int):
         sys.exit(outcome)
-    error = outcome if isinstance(outcome, Exception) else unwritten
-    assert error is not None
-    status = 0 if is_unread(error) else 2
+    status = 0 if is_unread(outcome) else 2
     if status:
-        report(error, command)
+        report(outcome, command)
     if joined():  # the group's threads would abort an orderly exit
         leave(status)
     sys.exit(status)
 
 
-def _inform_or_work(command: str, work: Callable[[list[str]], int | None], words: list[str]) -> int:
+def _inform_or_work(command: str, work: Callable[[Namespace], int | None], arguments: Sequence[str] | None) -> int:
+    """Print the text that an option such as --help asks for, or else do the work. Returns the exit status."""
     try:
         log_to_stream(sys.stderr)
     except UserError:  # variables of a group that no launcher would set
         leave_group()  # so that the error can be reported
         raise
-    text = information(command, parse_arguments(command, words))
-    if text is None:
-        return work(words) or 0
+    options = parse_arguments(command, sys.argv[1:] if arguments is None else arguments)
+    if options.version:
+        text = f"nmt {version(DISTRIBUTION)} (Hydra {version('hydra-core')})\n"
+    elif options.help:
+        text = help_text(command, override_values(options.overrides))
+    elif options.cfg:
+        words = as_words(parse_overrides(command, options.overrides))
+        with explained(command, words):  # a reference may fail to resolve
+            text = OmegaConf.to_yaml(without_hydra(composed(command, words)), resolve=options.resolve)
+    else:
+        return work(options) or 0
     if error := write(sys.stdout, text, "standard output"):
         raise error
     return 0

@@ -1,28 +1,19 @@
-"""The commands nmt-evaluate, nmt-compare, nmt-serve and nmt-export: checks before the work, and printed results."""
+"""nmt-evaluate and nmt-compare: score a trained run, and rank several systems."""
 
-import ipaddress
 import json
-import logging
 import os
-import signal
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel
-
-from nmt.cli.app import STOPPED, run_command
-from nmt.cli.compose import configured
 from nmt.cli.entry import exit_at_ctrl_c
-from nmt.cli.launch import shared_by_processes
+from nmt.cli.launch import in_processes
+from nmt.cli.run_command import run_configured
 from nmt.config import schema
-from nmt.config.errors import CONTROL, UserError, user_path
+from nmt.config.errors import UserError, user_path
 from nmt.system.files import short_name
 from nmt.system.processes import leave_group
 
@@ -31,35 +22,19 @@ if TYPE_CHECKING:
     from nmt.system.distributed import ProcessGroup
     from nmt.system.run import RunDirectory
 
-log = logging.getLogger(__name__)
 MAX_NAME = 150  # characters of the settings in a file's name
-TOKEN = "NMT_SERVE_TOKEN"
-SERVE_PACKAGES = ("fastapi", "uvicorn")
-LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
-T = TypeVar("T", bound=BaseModel)
 
 
-def evaluate_main() -> None:
-    run = shared_by_processes("evaluate", _evaluate)
-    run_command("evaluate", lambda arguments: run(configured("evaluate", schema.EvaluateConfig, arguments)))
+def main() -> None:
+    def work(config: schema.EvaluateConfig) -> int:
+        return in_processes(config.processes, "evaluate", _evaluate, config)
+
+    run_configured("evaluate", schema.EvaluateConfig, work)
 
 
 def compare_main() -> None:
-    _run_alone("compare", schema.CompareConfig, _compare)
-
-
-def serve_main() -> None:
-    _run_alone("serve", schema.ServeConfig, _serve)
-
-
-def export_main() -> None:
-    _run_alone("export", schema.ExportConfig, _export)
-
-
-def _run_alone(command: str, schema: type[T], work: Callable[[T], None]) -> None:
-    """Run a command whose work is not shared by several processes."""
     leave_group()
-    run_command(command, lambda arguments: work(configured(command, schema, arguments)))
+    run_configured("compare", schema.CompareConfig, _compare)
 
 
 def _evaluate(config: schema.EvaluateConfig) -> None:
@@ -228,105 +203,3 @@ def output_folder(output: str, marker: str, content: str, option: str = "output=
             for path in created:
                 path.rmdir()
         raise
-
-
-def _serve(config: schema.ServeConfig) -> None:
-    if missing := [name for name in SERVE_PACKAGES if find_spec(name) is None]:
-        packages = " ".join(name.replace("_", "-") for name in SERVE_PACKAGES)
-        raise UserError(f"the package {missing[0]} is missing: pip install {packages}")
-    token = _token(config)
-    with exit_at_ctrl_c("serve"):
-        import torch
-
-        from nmt.serve.app import application
-        from nmt.serve.models import load_models
-        from nmt.serve.server import Rules, address, listen, run
-        from nmt.serve.service import QueueSettings, Service, worker_count
-        from nmt.system.machine import fair_waiting, tune_memory
-
-    tune_memory()
-    listening = listen(config.host, config.port)  # first, so that a port in use is reported before models are loaded
-    limits = config.limits
-    with listening, fair_waiting():
-        models = load_models(config.run, config.load_arguments, limits.beam_size)
-        threads = torch.get_num_threads()
-        workers = worker_count(config.workers, next(iter(models.values())).translator.machine.device.type, threads)
-        queue = QueueSettings(workers, max(1, threads // workers), limits.queued_sentences, config.batch_wait_seconds)
-        service = Service(models, queue, limits.request_texts)
-        own_names = {name.lower() for name in (config.host, *config.hosts)}
-        hosts = None if not _is_loopback(config.host) and not config.hosts else LOOPBACK | own_names
-        rules = Rules(hosts, token, limits.body_bytes, limits.request_seconds)
-        names = f"{len(models)} models ({', '.join(models)})" if len(models) > 1 else next(iter(models))
-        url = address(listening) + (f"#token={quote(token, safe='')}" if token and config.token else "")
-        log.info("serving %s at %s; Ctrl-C stops", names, url)
-        app = application(service, rules, config.log_requests)
-        # uvicorn raises the signal again when it has stopped: then leave this block, which deletes unpacked archives.
-        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(STOPPED + number))
-        try:
-            run(app, listening, limits.connections, limits.request_seconds)
-        finally:
-            service.batcher.close()
-
-
-def _token(config: schema.ServeConfig) -> str | None:
-    """Return the token that clients must send, without surrounding white space, which HTTP drops; None without a token.
-
-    Raises UserError if no client could send the token, or if other machines could use the service without a token.
-    """
-    if setting := config.token or os.environ.get(TOKEN):
-        token = setting.strip()
-        if not token or CONTROL.search(token):
-            name = "token" if config.token else TOKEN
-            raise UserError(f"{name}: is blank or holds control characters, which no client can send")
-        return token
-    if not _is_loopback(config.host):
-        raise UserError(
-            f"host={config.host}: other machines could use this service; give token=... or the environment variable "
-            f"{TOKEN}, which clients then have to send"
-        )
-    return None
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _export(config: schema.ExportConfig) -> None:
-    with exit_at_ctrl_c("export"):
-        from nmt.export.contents import contents
-        from nmt.system.files import write_archive
-        from nmt.system.run import RunDirectory
-
-    run = RunDirectory.existing(config.run[0])
-    file = user_path(config.output)
-    _check_file(config, file)
-    if run.owns(file):
-        raise UserError(f"output={config.output}: lies among the run's own files; name another file")
-    packed = contents(
-        run,
-        file.name,
-        checkpoint=config.checkpoint,
-        license=config.license,
-        sentences=config.sentence or [],
-        held_out=config.held_out,
-        half=config.precision == "fp16",
-    )
-    _check_file(config, file)  # again: another process may have created the file while the model was loading
-    write_archive(file, packed)
-    print(f"archive: {os.path.relpath(file)} ({file.stat().st_size / 1e6:,.1f} MB)")
-
-
-def _check_file(config: schema.ExportConfig, file: Path) -> None:
-    """Raises UserError, before the model is loaded, if the file could not be written."""
-    if file.is_dir():
-        raise UserError(f"output={config.output}: is a folder; name a file, such as model.nmt")
-    if os.path.lexists(file) and not config.overwrite:
-        raise UserError(f"output={config.output}: exists; name another file, or set overwrite=true")
-    folder = next(folder for folder in file.absolute().parents if os.path.lexists(folder))
-    if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
-        raise UserError(f"output={config.output}: cannot be written; {folder} is no folder that may be written to")

@@ -1,4 +1,4 @@
-"""Checks of composed YAML values against the schema, with errors that a user can act on."""
+"""Checks of plain values against the schema, with errors that a user can act on; helpers for nested values."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,13 +17,6 @@ from nmt.config.schema.training import Search, SearchLimits
 
 T = TypeVar("T", bound=BaseModel)
 log = logging.getLogger(__name__)
-# Key -> hint at the end of the message for a wrong value, if users may have meant another key.
-HINTS = {"search.length_penalty": "; its exponent is search.alpha"}
-# Key -> message where the key is unknown for another reason than a typing error.
-UNKNOWN = {
-    "experiment": "experiment: the first line of a recipe's file must be: # @package _global_ "
-    "(in UTF-8 without a byte order mark)"
-}
 # YAML files write ${attends:${attention.kind}} for a value that is true only if the model has an attention.
 OmegaConf.register_new_resolver("attends", lambda kind: kind != "none", replace=True)
 
@@ -69,21 +62,19 @@ def drop_unused_values(schema: type[T], values: Mapping[str, Any], overrides: Se
     value that the user typed stays, so that it is reported as an unknown key.
     """
     chosen = override_values(overrides)
+    typed = {".".join(key.split(".")[:2]) for key in chosen}
     result = dict(values)
     for name, field in fields(schema, values).items():
-        variants, section = members(field), values.get(name)
+        section = values.get(name)
         if name not in chosen or not isinstance(section, Mapping):
             continue
-        if format_value(section.get("kind", "")) not in variants:
-            continue
-        keys = {key for member in variants.values() for key in member.model_fields}
-        overridden = {key.split(".")[1] for key in chosen if key.startswith(f"{name}.")}
-        unused = keys - fields(field, section).keys() - overridden
-        result[name] = {key: value for key, value in section.items() if key not in unused}
-        for key in section.keys() - result[name].keys():
-            log.info(
-                "%s.%s=%s: ignored, not a value of %s=%s", name, key, format_value(section[key]), name, chosen[name]
-            )
+        of_other_kinds = {key for member in members(field).values() for key in member.model_fields}
+        of_other_kinds -= fields(field, section).keys()
+        dropped = [key for key in section if key in of_other_kinds and f"{name}.{key}" not in typed]
+        result[name] = {key: value for key, value in section.items() if key not in dropped}
+        for key in dropped:
+            value = format_value(section[key])
+            log.info("%s.%s=%s: ignored, not a value of %s=%s", name, key, value, name, chosen[name])
     return result
 
 
@@ -125,52 +116,43 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield name, value
 
 
-def _explain(schema: Any, values: Any, problem: ErrorDetails, section: str = "") -> str:  # noqa: ANN401
+def _explain(annotation: Any, value: Any, problem: ErrorDetails, section: str = "") -> str:  # noqa: ANN401
     """Describe one problem in one line: the key as the user writes it, its value, what is allowed."""
     path: list[str] = [section] if section else []
-    value, field = values, None
-    annotation, allowed = schema, fields(schema, values)
+    siblings: Mapping[str, Any] = {}
     for part in problem["loc"]:
-        if isinstance(value, Mapping) and part not in value and part not in allowed:
-            continue  # in a union, pydantic inserts the name of the chosen type, which is no key
         if isinstance(value, Mapping):
+            siblings = fields(annotation, value)
+            if part not in value and part not in siblings:
+                continue  # in a union, pydantic inserts the name of the chosen type, which is no key
             path.append(format_value(part))
-            field = allowed.get(str(part))
-            value = value.get(part)
-            if isinstance(value, Mapping) and field is not None:
-                annotation, allowed = field, fields(field, value)
+            annotation, value = siblings.get(str(part)), value.get(part)
         elif path:
             path[-1] += f"[{format_value(part)}]"
             if isinstance(value, list) and isinstance(part, int) and part < len(value):
-                value = value[part]
-                field = element(field)
-                if isinstance(value, Mapping):
-                    annotation, allowed = field, fields(field, value)
-    return _message(".".join(path), value, problem, annotation, allowed)
+                annotation, value = element(annotation), value[part]
+    return _message(".".join(path), value, problem, annotation, siblings)
 
 
-def _message(key: str, value: Any, problem: ErrorDetails, annotation: Any, allowed: Mapping[str, Any]) -> str:  # noqa: ANN401
-    """Describe what is wrong with the value of a key, and which values are right."""
+def _message(key: str, value: Any, problem: ErrorDetails, annotation: Any, siblings: Mapping[str, Any]) -> str:  # noqa: ANN401
+    """Describe what is wrong with the value of a key, and which values are right. `siblings`: the keys beside it."""
     kind, context = problem["type"], problem.get("ctx", {})
     message = f"{problem['msg'][0].lower()}{problem['msg'][1:]}"
     match kind:
         case "extra_forbidden":
-            name = key.rpartition(".")[2]
-            return UNKNOWN.get(key) or f"{key}: unknown key{nearest(name, allowed)} (here: {', '.join(allowed)})"
+            hint = nearest(key.rpartition(".")[2], siblings)
+            return f"{key}: unknown key{hint} (here: {', '.join(siblings)})"
         case "missing":
             return f"{key}: missing; it needs a value"
         case "union_tag_invalid" | "union_tag_not_found":
-            tags = str(context.get("expected_tags", ""))
             tag = format_value(value.get("kind", "")) if isinstance(value, Mapping) else ""
-            choices = [choice.strip(" '") for choice in tags.split(",")] if tags else list(members(annotation))
-            return f"{key}.kind={tag}: not one of {', '.join(choices)}{nearest(tag, choices)}"
+            return f"{key}.kind={tag}: not one of {', '.join(members(annotation))}{nearest(tag, members(annotation))}"
         case "value_error":
             message = problem["msg"].removeprefix("Value error, ")
             return f"{key}: {message}" if key else message
         case "literal_error":
             choices = str(context.get("expected", "")).replace(" or ", ", ").replace("'", "").split(", ")
-            hint = nearest(format_value(value), choices) or HINTS.get(key, "")
-            message = f"not one of {', '.join(choices)}{hint}"
+            message = f"not one of {', '.join(choices)}{nearest(format_value(value), choices)}"
         case "string_type" if value is None or isinstance(value, bool | int | float):
             meaning = "no value" if value is None else "true or false" if isinstance(value, bool) else "a number"
             text = format_value(value)

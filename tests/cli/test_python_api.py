@@ -123,7 +123,6 @@ def test_runs_are_compared(run: nmt.Run, tiny: list[str], tmp_path: Path) -> Non
     [
         (["attention=luongdot"], "luong_dot"),
         (["trainig.max_steps=1"], "training.max_steps"),
-        (["logger.interval=3"], "interval: a key within a list"),
         (["seed=1,2"], "seed=1,2: for a list give"),
         (["processes=2"], "several processes are for nmt-train"),
     ],

@@ -1,4 +1,4 @@
-"""The code that all commands share: sweeps, signals, directories that are no runs."""
+"""Signals, errors of the system and closed output: one line at most, and the exit status."""
 
 import errno
 import io
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nmt.cli import app
+from nmt.cli.run_command import run_command
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ def call(monkeypatch: pytest.MonkeyPatch, task: object, *arguments: str, command
     """Run a command with `task` in place of its work, and return the exit status."""
     monkeypatch.setattr(sys, "argv", [f"nmt-{command}", *arguments])
     with pytest.raises(SystemExit) as exit_:
-        app.run_command(command, task)  # type: ignore[arg-type]
+        run_command(command, task)  # type: ignore[arg-type]
     return int(exit_.value.code or 0)
 
 
@@ -50,7 +50,7 @@ def test_a_fault_of_the_program_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(sys, "argv", ["nmt-train"])
     with pytest.raises(ZeroDivisionError):
-        app.run_command("train", task)
+        run_command("train", task)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
