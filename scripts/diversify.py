@@ -24,10 +24,10 @@ from tqdm import tqdm
 from nmt.cli.compose import compose, without_size
 from nmt.config import schema
 from nmt.config.errors import UserError, quoted
-from nmt.config.validation import merge_search
 from nmt.data.corpus import splits
 from nmt.system.files import decode_lines, to_json, write_atomically
 from nmt.system.run import RunDirectory, read_json
+from nmt.translate.search import merge_search
 
 Pairs = list[tuple[str, str]]
 PIECE = 10_000  # lines that are translated and saved at a time; an interruption loses the current piece

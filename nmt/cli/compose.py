@@ -10,6 +10,8 @@ import warnings
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
@@ -27,7 +29,7 @@ from nmt.config.schema import TrainConfig
 from nmt.config.schema.commands import CHANGEABLE_KEYS
 from nmt.config.schema.data import Data
 from nmt.config.schema.model import SizeThresholds
-from nmt.config.validation import config_dir, drop_unused_values, validated, validated_union, with_values
+from nmt.config.validation import config_dir, drop_unused_values, validated, validated_union
 from nmt.system.processes import agreed
 from nmt.system.run import RunDirectory, load_config
 
@@ -37,9 +39,6 @@ RUN_KEYS = (SEARCH_PATH, "hydra.run.dir", "hydra.job.name", "hydra.mode")
 SWEEP_KEYS = ("hydra.sweep.", "hydra.launcher", "hydra.sweeper", "hydra/launcher", "hydra/sweeper", "hydra.job.env")
 T = TypeVar("T", bound=BaseModel)
 log = logging.getLogger(__name__)
-
-
-# Parsing: words of the command line to options and overrides
 
 
 def parse_arguments(command: str, arguments: Sequence[str]) -> Namespace:
@@ -64,9 +63,6 @@ def parse_arguments(command: str, arguments: Sequence[str]) -> Namespace:
     parser.error = error  # type: ignore[method-assign]
     parsed = parser.parse_intermixed_args(list(arguments))
     if parsed.config_dir is not None:
-        for file in sorted(parsed.config_dir.rglob("*.yaml")):  # of equal names in two folders, Hydra takes the first
-            if (config_dir() / file.relative_to(parsed.config_dir)).exists():
-                raise UserError(f"{file}: has the name of a choice of nmt, which would be used; rename it")
         parsed.overrides.append(f"{SEARCH_PATH}=[{quoted(os.path.abspath(parsed.config_dir))}]")
     return parsed
 
@@ -136,9 +132,6 @@ def _single_values(command: str, words: Sequence[str]) -> list[Override]:
     return overrides
 
 
-# Composing
-
-
 def compose(command: str, schema: type[T], words: Sequence[str]) -> T:
     """Compose and check the configuration of a command from overrides, without changing Hydra's global state.
 
@@ -166,8 +159,6 @@ def explained(command: str, words: Sequence[str]) -> Iterator[None]:
         with warnings.catch_warnings():  # Hydra only warns of mistakes such as a missing search path
             warnings.filterwarnings("error", category=UserWarning, module=r"hydra\.")
             yield
-    except UserError:
-        raise
     except Exception as error:
         raise UserError(explain(error, command, words)) from error
 
@@ -187,13 +178,10 @@ def _checked(command: str, schema: type[T], config: DictConfig, words: Sequence[
         config = composed(command, [*without_size(words), f"size={_size_for_corpus(data, size['thresholds'])}"])
     values = _plain(command, without_hydra(config), words)
     if "experiment" in values:
-        raise UserError(
-            "experiment: the first line of a recipe's file must be: # @package _global_ "
-            "(in UTF-8 without a byte order mark)"
-        )
+        raise UserError("experiment: a recipe's file must begin with: # @package _global_ (and no byte order mark)")
     values.get("size", {}).pop("thresholds", None)  # of a recipe, whose size is chosen by now
-    selected = {str(group): str(choice) for group, choice in config.hydra.runtime.choices.items()}
-    choices = {group: choice for group, choice in selected.items() if not group.startswith("hydra/")}
+    selected = config.hydra.runtime.choices.items()
+    choices = {str(group): str(choice) for group, choice in selected if not str(group).startswith("hydra/")}
     return validated(schema, drop_unused_values(schema, values, words)), choices
 
 
@@ -265,12 +253,8 @@ def new_run(words: Sequence[str], config: DictConfig | None = None) -> RunReques
     values, choices = _checked("train", TrainConfig, config, words)
     if values.run is not None:
         raise UserError(f"run={values.run}: resumes a single run, but this starts a new one; leave it out")
-    return RunRequest(values.with_absolute_paths(), directory, _without_hydra_keys(words), choices)
-
-
-def resumes(words: Sequence[str]) -> bool:
-    """Do overrides name a run to resume?"""
-    return any(each.key_or_group == "run" and each.value() is not None for each in parse_overrides("train", words))
+    own = [word for word in words if not word.startswith("hydra")]
+    return RunRequest(values.with_absolute_paths(), directory, own, choices)
 
 
 def resumed_run(words: Sequence[str]) -> RunRequest:
@@ -296,11 +280,8 @@ def resumed_run(words: Sequence[str]) -> RunRequest:
     if "NMT_CACHE" in os.environ and "data.cache_dir" not in run.overrides():
         given.setdefault("data.cache_dir", os.environ["NMT_CACHE"])
     words = as_words(overrides)
-    changes = _plain("train", OmegaConf.create(given), words)
-    saved = load_config(run.config).model_dump(mode="json")
-    config = validated(TrainConfig, with_values(saved, changes))
-    return RunRequest(config.with_absolute_paths(), run.path, _without_hydra_keys(words), {})
-
-
-def _without_hydra_keys(words: Iterable[str]) -> list[str]:
-    return [word for word in words if not word.startswith("hydra")]
+    values = load_config(run.config).model_dump(mode="json")
+    for key, value in _plain("train", OmegaConf.create(given), words).items():
+        *sections, name = key.split(".")
+        reduce(getitem, sections, values)[name] = value
+    return RunRequest(validated(TrainConfig, values).with_absolute_paths(), run.path, words, {})

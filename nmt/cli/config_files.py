@@ -74,7 +74,7 @@ def help_text(command: str, chosen: Mapping[str, object]) -> str:
     """
     text, files = (config_dir() / f"{command}.yaml").read_text(encoding="utf-8"), group_files(command)
     defaults = [entry for entry in yaml.safe_load(text).get("defaults", []) if isinstance(entry, dict)]
-    selected = {group: choice for entry in defaults for group, choice in entry.items()} | chosen
+    selected = {**{group: choice for entry in defaults for group, choice in entry.items()}, **chosen}
     shown = [
         f"# ===== {group}={choice} =====\n{files[group, choice].read_text(encoding='utf-8')}"
         for group, choice in selected.items()

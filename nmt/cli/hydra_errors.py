@@ -56,8 +56,7 @@ def _unknown_key(key: str, command: str, words: Sequence[str]) -> str:
 
 def _unknown_choice(path: str, options: Sequence[str], command: str) -> str:
     """Say that a choice such as "attention/bahdanaw" does not exist; `options` are the choices that Hydra finds."""
-    is_recipe = path.startswith(f"{RECIPES}/")
-    group, _, choice = path.partition("/") if is_recipe else path.rpartition("/")
+    group, _, choice = path.partition("/") if path.startswith(f"{RECIPES}/") else path.rpartition("/")
     known = choices_of(group, command)
     others = [option for option in options if not (config_dir() / group / f"{option}.yaml").exists()]
     return f"{group}={choice}: not one of {', '.join([*known, *others])}{nearest(choice, [*known, *others])}"

@@ -8,8 +8,7 @@ import sys
 import tempfile
 import traceback
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from nmt.cli.compose import RunRequest
 from nmt.cli.entry import exit_at_ctrl_c
 from nmt.cli.hydra_errors import explain
-from nmt.cli.run_command import STOPPED, attempt, is_unread, leave, log_to_stream
+from nmt.cli.run_command import STOPPED, attempt, is_unread, log_to_stream
 from nmt.config.errors import UserError
-from nmt.system.processes import clean_start, cores, end_with, environment, rank, started_in_group
+from nmt.system import processes
 from nmt.system.run import FINISHED
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ def train(request: RunRequest, observer: Any = None, ended: tuple[str, ...] = (F
     with exit_at_ctrl_c("train"):
         from nmt.training.job import train
     is_typed = any(word.startswith("processes=") for word in request.overrides)
-    count = 1 if started_in_group() and not is_typed else request.config.processes
+    count = 1 if processes.started_in_group() and not is_typed else request.config.processes
     return in_processes(count, "train", train, *request, observer)
 
 
@@ -57,7 +56,7 @@ def in_processes(count: int, command: str, job: Callable[..., int | None], *argu
     """
     if count == 1:
         return job(*arguments) or 0
-    if started_in_group():
+    if processes.started_in_group():
         raise UserError("processes=: several processes were started already; leave it out")
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -66,9 +65,10 @@ def in_processes(count: int, command: str, job: Callable[..., int | None], *argu
     for name in logging.root.manager.loggerDict:  # torch's loggers would announce signals and failures in their words
         if name.startswith(("torch.distributed", "torch.multiprocessing")):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-    threads = os.environ.get("OMP_NUM_THREADS", str(max(1, cores() // count)))  # of each process
-    variables = environment(OMP_NUM_THREADS=threads, GLOO_SOCKET_IFNAME=os.environ.get("GLOO_SOCKET_IFNAME", LOOPBACK))
-    with tempfile.TemporaryDirectory(prefix="nmt-processes-") as folder, _own_handlers(), clean_start(), variables:
+    threads = os.environ.get("OMP_NUM_THREADS", str(max(1, processes.cores() // count)))  # of each process
+    variables = {"OMP_NUM_THREADS": threads, "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", LOOPBACK)}
+    temporary = tempfile.TemporaryDirectory(prefix="nmt-processes-")
+    with temporary as folder, processes.handlers_restored(SIGNALS), processes.clean_start(**variables):
         try:
             statuses = elastic_launch(_settings(count, folder), _work)(os.getpid(), folder, command, job, arguments)
         except SignalException as stop:
@@ -110,26 +110,26 @@ def _work(
     After an error the process ends at once: an orderly exit would wait for the connections to processes that have
     failed. It may also end in SIGABRT while threads of torch still run.
     """
-    end_with(launcher)
+    processes.end_with(launcher)
     sys.stdin = open(0, closefd=False, encoding="utf-8")  # noqa: SIM115 (multiprocessing has replaced it by /dev/null)
     log_to_stream(sys.stderr)
     try:
-        outcome = attempt(lambda: job(*arguments) or 0, debug=False)
+        outcome = attempt(lambda: job(*arguments) or 0)
     except KeyboardInterrupt:
-        if rank() == 0:
+        if processes.rank() == 0:
             print(f"nmt-{command}: interrupted", file=sys.stderr)
-        leave(STOPPED + signal.SIGINT)
+        processes.leave(STOPPED + signal.SIGINT)
     except Exception:
         traceback.print_exc()
-        leave(CRASHED)
+        processes.leave(CRASHED)
     if isinstance(outcome, Exception):
         if is_unread(outcome):
-            leave(UNREAD)
-        Path(folder, f"{rank()}.error").write_text(explain(outcome, command), encoding="utf-8")
-        leave(REFUSED)
+            processes.leave(UNREAD)
+        Path(folder, f"{processes.rank()}.error").write_text(explain(outcome, command), encoding="utf-8")
+        processes.leave(REFUSED)
     if outcome > STOPPED:  # the launcher, which passes on signals, would wait for the process and not for its status
-        leave(outcome)
-    atexit.register(leave, 0)  # when the launcher has read the status
+        processes.leave(outcome)
+    atexit.register(processes.leave, 0)  # when the launcher has read the status
     return outcome
 
 
@@ -146,15 +146,3 @@ def _status_after(status: int, number: int, folder: Path, command: str) -> int:
     reason = f"signal {-status}" if status < 0 else f"status {status}"  # negative: the signal that killed the process
     checkpoints = "; the checkpoints are intact" if command == "train" else ""
     raise UserError(f"process {number} ended with {reason}{checkpoints}")
-
-
-@contextmanager
-def _own_handlers() -> Iterator[None]:
-    """Restore this process's signal handlers after the context: torch would leave its handlers in place."""
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            if handler is not None:  # None: a handler that was set outside Python cannot be restored
-                signal.signal(number, handler)

@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 import optuna
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
@@ -24,14 +24,16 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import TrialState
 
 from nmt.cli.compose import as_words, last_overrides
 from nmt.cli.hydra_errors import explain
 from nmt.compare.jobs import record_failure
 from nmt.config.errors import UserError
-from nmt.config.schema.base import Count, CountOrZero, Section
-from nmt.config.validation import validated_union
+from nmt.config.schema.training import OptunaSettings
+from nmt.config.validation import validated
 from nmt.evaluate.metrics import sign_of
 from nmt.system.files import try_lock
 from nmt.system.run import PRUNED, RunDirectory
@@ -43,22 +45,12 @@ log = logging.getLogger(__name__)
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
-class Settings(Section):
-    """Values of configs/hydra/sweeper/optuna.yaml."""
-
-    n_trials: Count
-    n_jobs: Count | None
-    sampler: Literal["tpe", "random"]
-    pruner: Literal["median", "halving", "none"]
-    startup_trials: CountOrZero
-
-
 class OptunaSweeper(Sweeper):
     """Runs `n_trials` trials to optimise the validation score `validation.monitor`; resumes an interrupted search."""
 
     def __init__(self, params: Mapping[str, str] | None, **values: object) -> None:
-        """Check the settings: `params` are overrides by key, `values` the fields of `Settings`. Raises UserError."""
-        self.settings: Settings = validated_union(Settings, values, "hydra.sweeper")
+        """Check the settings. params: overrides by key. values: the fields of `OptunaSettings`. Raises UserError."""
+        self.settings = validated(OptunaSettings, values, "hydra.sweeper")
         self.params = params or {}
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
@@ -79,7 +71,7 @@ class OptunaSweeper(Sweeper):
         with _locked_journal(self._directory):
             self._search(space)
 
-    def _search(self, space: Mapping[str, Any]) -> None:
+    def _search(self, space: dict[str, Any]) -> None:
         """Finish the trials that an interrupted search has left, then run those that are missing.
 
         space: key -> Optuna's distribution.
@@ -188,12 +180,6 @@ class TrialObserver:
         return optuna.trial.Trial(study, frozen._trial_id), set(frozen.intermediate_values)
 
 
-def observer(section: DictConfig) -> TrialObserver:
-    """Return the observer of a job, from its section `hydra`."""
-    directory, sweeper = Path(section.sweep.dir).absolute(), section.sweeper
-    return TrialObserver(directory, section.job.num, sweeper.pruner, sweeper.startup_trials)
-
-
 @contextmanager
 def _locked_journal(directory: Path) -> Iterator[None]:
     """Lock the journal of a search, and remove an incomplete last line, left by a killed search. Raises UserError
@@ -209,21 +195,17 @@ def _locked_journal(directory: Path) -> Iterator[None]:
 def _storage(directory: Path) -> Any:  # noqa: ANN401
     path = str((directory / JOURNAL).absolute())
     # By default the lock is a link, which would be held forever if a killed search's directory is moved.
-    lock = optuna.storages.journal.JournalFileOpenLock(path)
-    return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(path, lock))
+    return JournalStorage(JournalFileBackend(path, JournalFileOpenLock(path)))
 
 
 def _distribution(override: Override) -> Any:  # noqa: ANN401
     """Return Optuna's distribution for interval(a,b), tag(log,interval(a,b)), range(a,b,step) or several values."""
-    value = override.value()
+    value: Any = override.value()
     tags = set(getattr(value, "tags", ()))
     if tags - ({"log"} if isinstance(value, IntervalSweep) else set()):
         raise UserError(f"{override.input_line}: the only tag is log, for an interval: tag(log,interval(a,b))")
     if isinstance(value, IntervalSweep):
-        try:
-            return FloatDistribution(value.start, value.end, log="log" in tags)
-        except ValueError as error:
-            raise UserError(f"{override.input_line}: {error}") from None
+        return FloatDistribution(value.start, value.end, log="log" in tags)
     choices = list(override.sweep_string_iterator())
     if isinstance(value, RangeSweep) and not value.shuffle and all(choice.lstrip("-").isdigit() for choice in choices):
         numbers = sorted(map(int, choices))

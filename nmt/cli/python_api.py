@@ -18,11 +18,11 @@ from typing import Any
 import tabulate
 import torch
 
-from nmt.cli.compose import compose, new_run, resumed_run, resumes
+from nmt.cli.compose import compose, new_run, resumed_run
 from nmt.cli.evaluate import compare, evaluate
 from nmt.cli.run_command import log_to_stream
 from nmt.config import schema
-from nmt.config.errors import UserError, quoted, user_path
+from nmt.config.errors import UserError, override_values, quoted, user_path
 from nmt.evaluate.metrics import METRICS
 from nmt.system.distributed import Interrupted
 from nmt.system.run import FINISHED, RunDirectory, read_json
@@ -127,7 +127,7 @@ def train(*overrides: str, data: str | Mapping[str, object] | None = None, direc
     if not all(isinstance(word, str) for word in overrides):
         raise TypeError('each override is one string, as in train("attention=none", "seed=2")')
     words = [*_data_overrides(data), *overrides]
-    if resumes(words):
+    if override_values(words).get("run") is not None:
         request = resumed_run(words)
         if directory is not None:
             raise UserError(f"run={request.directory} resumes a run in its own directory; leave directory out")

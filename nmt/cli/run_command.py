@@ -1,16 +1,13 @@
 """What all commands share: print what --help asks for, report a mistake in one line, end with an exit status, log."""
 
-import contextlib
-import errno
 import io
 import logging
-import os
 import signal
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
-from typing import IO, Any, AnyStr, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from omegaconf import OmegaConf
 from pydantic import BaseModel
@@ -19,21 +16,13 @@ from nmt import DISTRIBUTION
 from nmt.cli.compose import as_words, compose, composed, explained, parse_arguments, parse_overrides, without_hydra
 from nmt.cli.config_files import help_text
 from nmt.cli.hydra_errors import explain
-from nmt.config.errors import UserError, format_value, override_values, printable
-from nmt.system.processes import leave_group, local_rank, rank
+from nmt.config.errors import UserError, format_value, override_values
+from nmt.system.files import write
+from nmt.system.processes import joined, leave, leave_group, local_rank, rank
 
-DEBUG = "HYDRA_FULL_ERROR"  # environment variable that asks for tracebacks
 MAX_MESSAGE = 500  # characters of a line of an error message; longer lines are cut
 T = TypeVar("T", bound=BaseModel)
 STOPPED = 128  # the exit status of a command that signal N stopped is STOPPED + N
-# System errors that a user can cause: closed pipes and streams, full disks, missing permissions, missing and unsuitable
-# paths.
-USER_ERRNOS = {
-    *(errno.EPIPE, errno.EBADF),
-    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO),
-    *(errno.EACCES, errno.EPERM, errno.EROFS),
-    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL),
-}
 
 
 def run_configured(command: str, schema: type[T], work: Callable[[T], int | None]) -> NoReturn:
@@ -52,7 +41,7 @@ def run_command(
         sys.stdout.reconfigure(errors="backslashreplace")  # for characters that its encoding lacks
     outcome: int | Exception
     try:
-        outcome = attempt(lambda: _inform_or_work(command, work, arguments), bool(os.environ.get(DEBUG)))
+        outcome = attempt(lambda: _inform_or_work(command, work, arguments))
     except KeyboardInterrupt:
         print(f"nmt-{command}: interrupted", file=sys.stderr)
         outcome = STOPPED + signal.SIGINT
@@ -93,21 +82,19 @@ def _inform_or_work(command: str, work: Callable[[Namespace], int | None], argum
     return 0
 
 
-def attempt(work: Callable[[], int], debug: bool) -> int | Exception:
+def attempt(work: Callable[[], int]) -> int | Exception:
     """Call `work`. Return its exit status, or the error that it raises if a user can cause such an error.
 
-    Raises all other errors, and with `debug` all errors. Running out of memory is returned as a UserError.
+    Raises all other errors. Running out of memory is returned as a UserError.
     """
     try:
         return work()
     except (UserError, OSError) as error:
-        if debug or (isinstance(error, OSError) and error.errno not in USER_ERRNOS):
-            raise
         return error
     except (RuntimeError, MemoryError) as error:
         from nmt.system.machine import is_out_of_memory
 
-        if debug or not is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         reason = str(error).partition("\n")[0]
         return UserError(f"out of memory ({reason})" if reason else "out of memory")
@@ -131,47 +118,9 @@ def is_unread(error: Exception) -> bool:
     return any(isinstance(each, BrokenPipeError) for each in (error, error.__cause__))
 
 
-def leave(status: int) -> NoReturn:
-    """Write what the standard streams hold, and end this process without waiting for other processes or threads."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(status)
-
-
-def joined() -> bool:
-    """Has this process joined a group, whose members tell each other of errors?"""
-    distributed = sys.modules.get("torch.distributed")
-    return distributed is not None and bool(distributed.is_initialized())
-
-
-def write(stream: IO[AnyStr], content: AnyStr, name: str) -> OSError | None:
-    """Write to a stream and flush it. Returns the error, if any, with `name` as its file name.
-
-    After an error, redirects the stream to /dev/null: otherwise the interpreter would flush it at exit and fail again.
-    """
-    try:
-        stream.write(content)
-        stream.flush()
-    except OSError as error:
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, stream.fileno())
-        os.close(null)
-        error.filename = name
-        return error
-    return None
-
-
-class _Printable(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        """Escape control characters: names and errors in a message may come from untrusted files."""
-        return "\n".join(map(printable, super().format(record).split("\n")))
-
-
 def log_to_stream(stream: Any) -> None:  # noqa: ANN401
     """Send the package's log messages to this stream only."""
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(_Printable("%(message)s"))
     # Use a filter instead of a level: the handler that tqdm puts in place copies only filters.
     level = logging.INFO if rank() == 0 else logging.CRITICAL  # only rank 0 logs
     handler.addFilter(lambda record: record.levelno >= level)

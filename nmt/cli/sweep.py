@@ -22,16 +22,15 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from nmt.cli.compose import SEARCH_PATH, as_words, explained, hydra_of, last_overrides, new_run
 from nmt.cli.hydra_errors import explain
 from nmt.cli.launch import train
-from nmt.cli.run_command import DEBUG, STOPPED, log_to_stream
-from nmt.compare.jobs import mark_sweep, record_failure, report_jobs
-from nmt.config.errors import UserError, for_shell, override_values, quoted, user_path
+from nmt.cli.run_command import STOPPED, log_to_stream
+from nmt.compare.jobs import job_name, mark_sweep, record_failure, report_jobs
+from nmt.config.errors import UserError, for_shell, quoted, user_path
 from nmt.config.validation import config_dir
-from nmt.system.files import folders_with, short_name
+from nmt.system.files import folders_with
 from nmt.system.processes import cores, end_with, join_cluster, rank
 from nmt.system.run import ERROR, FINISHED, LOCK, PRUNED, SWEEP, RunDirectory, read_json
 
 MAX_WAIT = 30.0  # seconds for a run to save and stop
-MAX_VALUE, MAX_NAME = 40, 200  # characters of one value, and of the whole name of a job's directory
 # Environment variables, which worker processes inherit: the number of jobs, and the id of the sweep's process.
 COUNT, PROCESS = "NMT_SWEEP_JOBS", "NMT_SWEEP_PROCESS"
 _end_with_once = cache(end_with)  # a worker may run several jobs
@@ -47,22 +46,15 @@ def run_sweep(config: DictConfig, words: Sequence[str]) -> int:
         raise UserError("a sweep cannot run under torchrun; give its jobs several processes with processes=N")
     directory, search = user_path(config.hydra.sweep.dir), _search_module(config.hydra)
     arguments = _set_up(config, directory, words)
-    failure = None
-    try:
-        with explained("train", words):
-            call_hydra(["-m", *arguments])
-    except UserError as error:  # of a launcher: the jobs that have ended are reported all the same
-        failure = error
-    status = report_jobs(directory, search is not None)
-    if failure is not None:
-        raise failure
-    return status
+    with explained("train", words):
+        call_hydra(["-m", *arguments])
+    return report_jobs(directory, search is not None)
 
 
 def call_hydra(arguments: list[str]) -> None:
     """Let Hydra run jobs, or install its completion in the user's shell."""
     sys.argv[1:] = arguments
-    os.environ[DEBUG] = "1"  # otherwise Hydra prints exceptions itself
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # otherwise Hydra prints exceptions itself
     hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="train")(job)()
 
 
@@ -144,28 +136,13 @@ def _interrupt_after_saving(sweep: Path, *_: object) -> None:
     raise KeyboardInterrupt
 
 
-def job_name(overrides: list[str] | ListConfig, *varied: str) -> str:
-    """Return a directory name such as attention-bahdanau_lr-0.003, which needs no quotes in a shell.
-
-    Where characters are replaced or cut off, a hash is appended, so that names stay distinct.
-    """
-    values = override_values(_unresolved(overrides))
-    ends = [key.rpartition(".")[2] for key in varied]
-    names = [key if ends.count(end) > 1 else end for key, end in zip(varied, ends, strict=True)]
-    parts = [
-        f"{short_name(name, MAX_VALUE)}-{short_name(str(values.get(key)), MAX_VALUE)}"
-        for key, name in zip(varied, names, strict=True)
-    ]
-    return short_name("_".join(parts), MAX_NAME)
-
-
-def _unresolved(words: list[str] | ListConfig) -> list[str]:
+def _unresolved(words: Sequence[str]) -> list[str]:
     """Return words of the command line as they were typed: iteration would replace references such as ${seed}."""
-    return cast(list[str], OmegaConf.to_container(OmegaConf.create(words), resolve=False))
+    return cast(list[str], OmegaConf.to_container(cast(ListConfig, words), resolve=False))
 
 
 # Registered at import, because a launcher's worker process imports modules but runs no `main`.
-OmegaConf.register_new_resolver("job_name", job_name, replace=True)
+OmegaConf.register_new_resolver("job_name", lambda words, *keys: job_name(_unresolved(words), *keys), replace=True)
 
 
 def job(config: DictConfig) -> Any:  # noqa: ANN401
@@ -204,15 +181,17 @@ def job(config: DictConfig) -> Any:  # noqa: ANN401
     return next((value for key, value in training.items() if key.startswith("best_") and key != "best_step"), None)
 
 
-def _train(directory: Path, this: DictConfig, words: list[str]) -> int:
-    """Train the run of a job in its directory. Returns the exit status."""
+def _train(directory: Path, this: Any, words: list[str]) -> int:  # noqa: ANN401
+    """Train the run of a job, whose section `hydra` is `this`, in its directory. Returns the exit status."""
     request = new_run([*words, *(word for word in _unresolved(this.overrides.hydra) if word.startswith(SEARCH_PATH))])
     jobs = this.launcher.get("n_jobs")  # of the parallel launcher, whose jobs share the cores
     share = max(1, cores() // (jobs if jobs > 0 else cores())) if jobs else this.launcher.get("cpus_per_task")
     config = request.config.model_copy(update={"threads": request.config.threads or share})
     RunDirectory(directory).wait_until_free(MAX_WAIT)
-    search = _search_module(this)
-    observer = search.observer(this) if search else None
+    observer = None
+    if search := _search_module(this):
+        folder, settings = Path(this.sweep.dir).absolute(), this.sweeper
+        observer = search.TrialObserver(folder, this.job.num, settings.pruner, settings.startup_trials)
     # A single run goes on with a run that a sweep has pruned.
     return train(request._replace(directory=directory, config=config), observer, ended=(FINISHED, PRUNED))
 
@@ -244,6 +223,3 @@ class _Prefixed(io.TextIOBase):
     def write(self, text: str) -> int:
         self._stream.write("".join(f"[{self._name}] {line}\n" for line in text.splitlines()) if text.strip() else "")
         return len(text)
-
-    def flush(self) -> None:
-        self._stream.flush()

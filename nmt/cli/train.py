@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import shutil
 import signal
 import sys
 import tempfile
@@ -12,11 +11,11 @@ from typing import NoReturn
 
 from hydra.types import RunMode
 
-from nmt.cli.compose import RunRequest, as_words, composed, new_run, parse_overrides, resumed_run, resumes
+from nmt.cli.compose import RunRequest, as_words, composed, new_run, parse_overrides, resumed_run
 from nmt.cli.entry import exit_at_ctrl_c
 from nmt.cli.launch import in_processes, train
 from nmt.cli.run_command import STOPPED, run_command
-from nmt.config.errors import UserError, for_shell
+from nmt.config.errors import UserError, for_shell, override_values
 from nmt.system.processes import rank, started_in_group
 from nmt.system.run import RunDirectory
 
@@ -34,7 +33,7 @@ def _train(options: Namespace) -> int:
         return 0
     overrides = parse_overrides("train", options.overrides)
     words = as_words(overrides)
-    if resumes(words) and not options.multirun:
+    if override_values(words).get("run") is not None and not options.multirun:
         if options.dry_run:
             raise UserError("--dry-run: tries a new run, but run= resumes one; leave one of them out")
         return _run(resumed_run(words))
@@ -59,15 +58,11 @@ def _run(request: RunRequest) -> int:
 
 def _print_next_steps(run: str) -> None:
     """Print the folder of pictures, the commands to watch the run and to translate with it, and the run's directory."""
-    commands = {
-        name: name if shutil.which(name) else Path(sys.executable).with_name(name)
-        for name in ("tensorboard", "nmt-translate")
-    }
     if os.path.isdir(os.path.join(run, "alignments")):
         print(f"alignments: {os.path.join(run, 'alignments')}")
     if os.path.isdir(os.path.join(run, "tensorboard")):
-        print(f"tensorboard: {commands['tensorboard']} --logdir {shlex.quote(run)} --host localhost")
-    print(f"translate: {commands['nmt-translate']} {for_shell('run', run)}")
+        print(f"tensorboard: tensorboard --logdir {shlex.quote(run)} --host localhost")
+    print(f"translate: nmt-translate {for_shell('run', run)}")
     print(f"run: {run}")
 
 

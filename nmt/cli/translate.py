@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, BinaryIO, Literal, cast
 
 from nmt.cli.entry import exit_at_ctrl_c
 from nmt.cli.launch import in_processes
-from nmt.cli.run_command import run_configured, write
+from nmt.cli.run_command import run_configured
 from nmt.config.errors import UserError, format_value, user_path
 from nmt.config.schema import TranslateConfig
 from nmt.data.text import is_blank, open_text, user_lines
+from nmt.system.files import write
 
 if TYPE_CHECKING:
     from nmt.system.distributed import ProcessGroup

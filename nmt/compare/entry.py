@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from nmt.config.errors import UserError, counted, for_shell, format_value, printable, user_path
+from nmt.config.errors import UserError, for_shell, format_value, printable, user_path
 from nmt.config.schema.commands import Evaluation
 from nmt.config.validation import validated
 from nmt.data.text import open_text, user_lines
@@ -30,6 +30,7 @@ from nmt.system.run import (
     read_json,
     text_lines,
 )
+from nmt.system.text_table import counted
 
 LARGEST = 1e15  # of measured values, so that their sums and products stay finite
 log = logging.getLogger(__name__)

@@ -6,14 +6,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from omegaconf import OmegaConf
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from nmt.config.errors import UserError, for_shell, format_value, nearest, override_values
 from nmt.config.schema.base import element, fields, members
-from nmt.config.schema.training import Search, SearchLimits
 
 T = TypeVar("T", bound=BaseModel)
 log = logging.getLogger(__name__)
@@ -28,17 +26,17 @@ def config_dir() -> Path:
     return inside if inside.is_dir() else package.parent / "configs"
 
 
-def validated(schema: type[T], values: Mapping[str, Any], source: Path | None = None) -> T:
+def validated(schema: type[T], values: Mapping[str, Any], section: str = "", source: Path | None = None) -> T:
     """Check plain values against the schema and return the typed object.
 
-    Raises UserError that names the key, the value and what is allowed, and the file `source` if given.
+    Raises UserError that names the key below `section`, the value and what is allowed, and the file `source` if given.
     """
-    result: T = validated_union(schema, values, prefix=f"{source}: " if source else "")
+    result: T = validated_union(schema, values, section, prefix=f"{source}: " if source else "")
     return result
 
 
-def validated_union(union: Any, values: Mapping[str, Any], section: str = "", prefix: str = "") -> Any:  # noqa: ANN401
-    """Check the values of one section whose type is a union on `kind`, for example (Search, {...}, "search").
+def validated_union(union: Any, values: Mapping[str, Any], section: str, prefix: str = "") -> Any:  # noqa: ANN401
+    """Check the values of a section whose type is a union on `kind`, for example (Search, {...}, "search").
 
     Raises UserError as `validated` does, with `prefix` before each line.
     """
@@ -49,10 +47,7 @@ def validated_union(union: Any, values: Mapping[str, Any], section: str = "", pr
         raise UserError("\n".join(dict.fromkeys(lines))) from None
 
 
-@cache
-def _validator(union: Any) -> TypeAdapter[Any]:  # noqa: ANN401
-    """Cache the adapter: it takes a millisecond to build, and the service needs it for each request."""
-    return TypeAdapter(union)
+_validator = cache(TypeAdapter)  # it takes a millisecond to build, and the service needs it for each request
 
 
 def drop_unused_values(schema: type[T], values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -76,34 +71,6 @@ def drop_unused_values(schema: type[T], values: Mapping[str, Any], overrides: Se
             value = format_value(section[key])
             log.info("%s.%s=%s: ignored, not a value of %s=%s", name, key, value, name, chosen[name])
     return result
-
-
-def with_values(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of nested values with changes by dotted keys, such as "training.max_steps". Nothing is checked."""
-    changed = dict(values)
-    for key, value in changes.items():
-        name, _, rest = key.partition(".")
-        section = changed.get(name)
-        changed[name] = with_values(section if isinstance(section, Mapping) else {}, {rest: value}) if rest else value
-    return changed
-
-
-def merge_search(trained: Search, changes: Mapping[str, Any]) -> Search:
-    """Return a run's search settings with the changes that are not None. Raises UserError for a wrong value."""
-    changes = {key: value for key, value in changes.items() if value is not None}
-    values = trained.model_dump()
-    if (kind := changes.get("kind", trained.kind)) != trained.kind:
-        shared = {key: value for key, value in values.items() if key in SearchLimits.model_fields}
-        values = _search_defaults(str(kind)) | shared
-    search: Search = validated_union(Search, {**values, **changes}, "search")
-    return search
-
-
-def _search_defaults(kind: str) -> dict[str, Any]:
-    """Read the values of a search method in configs/search; {} if there is none of this kind."""
-    files = {path.stem: path for path in (config_dir() / "search").glob("*.yaml")}
-    values = yaml.safe_load(files[kind].read_text(encoding="utf-8")) if kind in files else {}
-    return {key: value for key, value in values.items() if key != "defaults"}
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

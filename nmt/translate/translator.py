@@ -25,7 +25,7 @@ from torch.nn.utils.rnn import pad_sequence
 from nmt.config.errors import UserError
 from nmt.config.schema import training as schema
 from nmt.config.schema.commands import Loading
-from nmt.config.validation import merge_search, validated
+from nmt.config.validation import validated
 from nmt.data.batching import collate
 from nmt.data.tokenizer import Tokenizers, copy_unknown, encode_lines
 from nmt.model.checkpoints import load_runs
@@ -38,7 +38,17 @@ from nmt.translate.beam import BeamSearch
 from nmt.translate.guidance import Controls, Guide
 from nmt.translate.prepared_model import PreparedModels
 from nmt.translate.sampling import make_search
-from nmt.translate.search import NO_GUIDANCE, Attend, Guidance, Hypothesis, Limits, SearchBatch, Symbols, longest
+from nmt.translate.search import (
+    NO_GUIDANCE,
+    Attend,
+    Guidance,
+    Hypothesis,
+    Limits,
+    SearchBatch,
+    Symbols,
+    longest,
+    merge_search,
+)
 from nmt.translate.selection import Node
 from nmt.translate.translation import Translation
 

@@ -13,7 +13,7 @@ from nmt.config import schema
 from nmt.config.errors import UserError, format_value, nearest, override_values, user_path
 from nmt.config.schema.commands import Evaluation
 from nmt.config.schema.training import Search
-from nmt.config.validation import validated, validated_union, with_values
+from nmt.config.validation import validated, validated_union
 from nmt.system.run import load_config, save_values
 
 
@@ -113,13 +113,6 @@ def test_a_saved_value_that_is_wrong_is_told_with_its_file(values: dict[str, Any
         load_config(path)
 
 
-def test_values_take_the_place_of_saved_ones() -> None:
-    before = {"training": {"max_steps": None, "max_epochs": 3}, "run": None}
-    after = with_values(before, {"training.max_steps": 7, "training.max_epochs": None, "run": "some/where"})
-    assert after == {"training": {"max_steps": 7, "max_epochs": None}, "run": "some/where"}
-    assert before["training"]["max_steps"] is None
-
-
 @pytest.mark.parametrize(
     ("key", "meant"),
     [
@@ -162,14 +155,12 @@ def test_without_a_home_directory_a_path_in_it_is_refused(monkeypatch: pytest.Mo
 
     monkeypatch.delenv("HOME")
     monkeypatch.setattr("pwd.getpwuid", unknown)
-    for path in ("~/.cache/nmt", "~"):
-        with pytest.raises(UserError, match=r"~ has no meaning without a home directory .*NMT_CACHE"):
+    for path in ("~/.cache/nmt", "~", "~nobody-here/x"):
+        with pytest.raises(UserError, match=f"^{path}: there is no such home directory; .* in NMT_CACHE"):
             user_path(path)
-    with pytest.raises(UserError, match="~nobody-here/x: there is no user nobody-here; give an absolute path"):
-        user_path("~nobody-here/x")
     assert user_path("corpus/~") == Path("corpus/~")
     values = values_of("train", ["training.start_from='~/run'"])
-    with pytest.raises(UserError, match="without a home directory"):
+    with pytest.raises(UserError, match="no such home directory"):
         validated(schema.TrainConfig, values).with_absolute_paths()
 
 
