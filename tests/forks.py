@@ -75,6 +75,21 @@ def call(
         return subprocess.CompletedProcess([*map(str, command)], status, out.read(), err.read())
 
 
+def worked(*command: str | Path, cwd: Path, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    """Run a command as `call` does, and assert that it succeeds."""
+    done = call(*command, cwd=cwd, stdin=stdin)
+    assert done.returncode == 0, done.stderr.decode()
+    return done
+
+
+def error_of(done: subprocess.CompletedProcess[bytes]) -> str:
+    """Assert that a command ended with status 2 and one line of error, and return this line."""
+    assert done.returncode == 2, done.stderr.decode()
+    assert b"Traceback" not in done.stderr
+    (line,) = [line for line in done.stderr.decode().splitlines() if ": error: " in line]
+    return line
+
+
 def started(
     *command: str | Path, files: tuple[IO[bytes], IO[bytes], IO[bytes]], others: tuple[IO[bytes], ...], cwd: Path
 ) -> int:
@@ -150,13 +165,7 @@ def _ended_within(child: int, seconds: float) -> int:
 
 
 def _prepare() -> None:
-    for name in (
-        "cli.train",
-        "cli.translate",
-        "cli.evaluate",
-        "training.job",
-        "compare.compare",
-    ):
+    for name in ("cli.train", "cli.translate", "cli.evaluate", "training.job", "compare.compare"):
         importlib.import_module(f"nmt.{name}")
     importlib.import_module("torch._dynamo")  # otherwise the first optimizer imports it
     known_keys("train")  # most error messages need it

@@ -26,10 +26,9 @@ MAX_NAME = 150  # characters of the settings in a file's name
 
 
 def main() -> None:
-    def work(config: schema.EvaluateConfig) -> int:
-        return in_processes(config.processes, "evaluate", _evaluate, config)
-
-    run_configured("evaluate", schema.EvaluateConfig, work)
+    run_configured(
+        "evaluate", schema.EvaluateConfig, lambda config: in_processes(config.processes, "evaluate", _evaluate, config)
+    )
 
 
 def compare_main() -> None:

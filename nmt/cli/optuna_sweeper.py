@@ -205,7 +205,7 @@ def _distribution(override: Override) -> Any:  # noqa: ANN401
     if tags - ({"log"} if isinstance(value, IntervalSweep) else set()):
         raise UserError(f"{override.input_line}: the only tag is log, for an interval: tag(log,interval(a,b))")
     if isinstance(value, IntervalSweep):
-        return FloatDistribution(value.start, value.end, log="log" in tags)
+        return FloatDistribution(value.start, value.end, log="log" in tags)  # type: ignore[arg-type]
     choices = list(override.sweep_string_iterator())
     if isinstance(value, RangeSweep) and not value.shuffle and all(choice.lstrip("-").isdigit() for choice in choices):
         numbers = sorted(map(int, choices))

@@ -4,7 +4,7 @@ import os
 import select
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from io import BufferedReader
@@ -34,10 +34,9 @@ TAB = "\t"
 
 
 def main() -> None:
-    def work(config: TranslateConfig) -> int:
-        return in_processes(config.processes, "translate", translate, config)
-
-    run_configured("translate", TranslateConfig, work)
+    run_configured(
+        "translate", TranslateConfig, lambda config: in_processes(config.processes, "translate", translate, config)
+    )
 
 
 def translate(config: TranslateConfig) -> None:
@@ -177,17 +176,12 @@ def read_buffers(stream: BinaryIO, files: Mapping[str, BinaryIO], size: int, int
     """
     reader = LineReader(stream)
     lines = _lines(reader, interactive)
-    items = from_terminal(lines) if interactive and not files else with_columns(lines, files)
-    return _buffers(items, 1 if interactive else size, reader.has_line)
-
-
-def _buffers(items: Iterable[Item], size: int, has_next: Callable[[], bool]) -> Iterator[list[Item]]:
     buffer: list[Item] = []
     characters = 0
-    for item in items:
+    for item in from_terminal(lines) if interactive and not files else zip_with_files(lines, files):
         buffer.append(item)
         characters += len(item[0]) + sum(map(len, item[1].values()))
-        if len(buffer) == size or characters > MAX_CHARACTERS or not has_next():
+        if interactive or len(buffer) == size or characters > MAX_CHARACTERS or not reader.has_line():
             yield buffer
             buffer, characters = [], 0
     if buffer:
@@ -232,7 +226,7 @@ def read_controls(glossary: str | None, forbidden: str | None) -> "Controls":
     return controls
 
 
-def with_columns(sources: Iterable[str], files: Mapping[str, BinaryIO]) -> Iterator[Item]:
+def zip_with_files(sources: Iterable[str], files: Mapping[str, BinaryIO]) -> Iterator[Item]:
     """Yield each line of the input with the same line of each open file, by the file's key.
 
     Raises UserError if a file has more or fewer lines than the input, or is malformed.

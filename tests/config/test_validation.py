@@ -80,12 +80,17 @@ def test_a_section_alone_is_checked_the_same_way() -> None:
         validated_union(Search, {**values_of("train", [])["search"], "beam_sise": 3}, "search")
 
 
-def test_saved_values_come_back_equal(values: dict[str, Any], tmp_path: Path) -> None:
+def test_saved_values_come_back_equal_and_a_wrong_one_is_told_with_its_file(
+    values: dict[str, Any], tmp_path: Path
+) -> None:
     config = validated(schema.TrainConfig, values)
     path = tmp_path / "config.yaml"
     save_values(path, config.model_dump(mode="json"))
     assert load_config(path) == config
     assert [entry.name for entry in tmp_path.iterdir()] == ["config.yaml"]
+    save_values(path, values | {"seed": "x"})
+    with pytest.raises(UserError, match="^" + re.escape(f"{path}: seed=x: input should be a valid integer")):
+        load_config(path)
 
 
 @pytest.mark.parametrize(
@@ -104,13 +109,6 @@ def test_layers_with_residual_connections_and_with_both_directions(
     loaded = load_config(tmp_path / "config.yaml").encoder
     assert (loaded.residual, loaded.bidirectional) == (residual, bidirectional)
     assert type(loaded.residual) is type(residual)
-
-
-def test_a_saved_value_that_is_wrong_is_told_with_its_file(values: dict[str, Any], tmp_path: Path) -> None:
-    path = tmp_path / "config.yaml"
-    save_values(path, values | {"seed": "x"})
-    with pytest.raises(UserError, match="^" + re.escape(f"{path}: seed=x: input should be a valid integer")):
-        load_config(path)
 
 
 @pytest.mark.parametrize(
