@@ -61,10 +61,17 @@ def keys(model: type[BaseModel], values: dict[str, Any], prefix: str = "") -> se
     return found
 
 
+def complete(command: str, given: list[str]) -> dict[str, Any]:
+    """Assert that the composed values are valid and have all keys of the schema, and return them."""
+    values = values_of(command, given)
+    validated(COMMANDS[command], values)
+    assert {key for key, _ in flatten(values)} == keys(COMMANDS[command], values)
+    return values
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_yaml_keys_and_schema_fields_are_the_same_set(command: str) -> None:
-    values = values_of(command, REQUIRED[command])
-    assert {key for key, _ in flatten(values)} == keys(COMMANDS[command], values)
+    complete(command, REQUIRED[command])
 
 
 def in_turn(all_of: list[str], *others: list[str]) -> list[tuple[str, ...]]:
@@ -81,17 +88,28 @@ def test_every_choice_of_a_group_holds_all_its_keys(chosen: tuple[str, ...]) -> 
     picked["encoder"] = picked["decoder"]
     if picked["search"] == "as_trained":  # a choice of the other commands only
         picked["search"] = "sampling"
-    values = values_of("train", overrides(**picked))
-    config = validated(schema.TrainConfig, values)
-    assert config.encoder.self_attention.kind == picked["encoder/self_attention"]
-    assert {key for key, _ in flatten(values)} == keys(schema.TrainConfig, values)
+    values = complete("train", overrides(**picked))
+    assert values["encoder"]["self_attention"]["kind"] == picked["encoder/self_attention"]
+
+
+PARTS = ("score", "window", "normalizer", "alignment", "coverage", "projection")
+# Choice -> its kind, where the names differ.
+VARIANTS = {"first_order_monotonic": "first_order", "posterior_exact": "posterior"}
 
 
 @pytest.mark.parametrize("attention", choices("attention"))
 def test_every_preset_holds_all_its_keys(attention: str) -> None:
-    values = values_of("train", [f"attention={attention}"])
-    validated(schema.TrainConfig, values)
-    assert {key for key, _ in flatten(values)} == keys(schema.TrainConfig, values)
+    complete("train", [f"attention={attention}"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("part", "choice"), [(part, choice) for part in PARTS for choice in choices(f"attention/{part}")]
+)
+def test_every_part_of_an_attention_holds_all_its_keys(part: str, choice: str) -> None:
+    past = ["decoder.input_feeding=true"] if part == "alignment" else []
+    values = complete("train", [f"attention/{part}={choice}", *past])
+    assert values["attention"][part]["kind"] == VARIANTS.get(choice, choice)
 
 
 def test_a_part_takes_the_place_of_a_presets() -> None:
@@ -101,23 +119,6 @@ def test_a_part_takes_the_place_of_a_presets() -> None:
         assert values["attention"].pop(part)["kind"] == choice
         assert values["decoder"] == plain["decoder"]
         assert values["attention"] == {key: value for key, value in plain["attention"].items() if key != part}
-
-
-PARTS = ("score", "window", "normalizer", "alignment", "coverage", "projection")
-# Choice -> its kind, where the names differ.
-VARIANTS = {"first_order_monotonic": "first_order", "posterior_exact": "posterior"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("part", "choice"), [(part, choice) for part in PARTS for choice in choices(f"attention/{part}")]
-)
-def test_every_part_of_an_attention_holds_all_its_keys(part: str, choice: str) -> None:
-    past = ["decoder.input_feeding=true"] if part == "alignment" else []
-    values = values_of("train", [f"attention/{part}={choice}", *past])
-    validated(schema.TrainConfig, values)
-    assert values["attention"][part]["kind"] == VARIANTS.get(choice, choice)
-    assert {key for key, _ in flatten(values)} == keys(schema.TrainConfig, values)
 
 
 @pytest.mark.slow
