@@ -213,9 +213,6 @@ def _size_for_corpus(data: dict[str, Any], thresholds: dict[str, Any]) -> str:
     return chosen
 
 
-# The run that the command line of nmt-train asks for
-
-
 class RunRequest(NamedTuple):
     """A run that the user asks for: a new one, or one to resume."""
 

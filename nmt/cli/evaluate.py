@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def compare_main() -> None:
-    leave_group()
+    leave_group()  # processes of torchrun, if any, do not share this work
     run_configured("compare", schema.CompareConfig, _compare)
 
 
@@ -126,21 +126,16 @@ def run_score_settings(config: schema.EvaluateConfig, trained: schema.TrainConfi
 def _results_folder(output: str | None, runs: list["RunDirectory"]) -> str | None:
     """Choose the folder for the results of an evaluation; None stands for the directory of the only run.
 
-    Raises UserError if that directory cannot be written.
+    Raises UserError, before anything is translated, if results could not be written into that directory.
     """
     if output is not None:
         return output
     if len(runs) > 1 or runs[0].is_archive:  # the results belong to none of the runs
         return f"outputs/evaluate/{datetime.now():%Y-%m-%d/%H-%M-%S-%f}"
-    _check_writable(runs[0])
-    return None
-
-
-def _check_writable(run: "RunDirectory") -> None:
-    """Raises UserError, before anything is translated, if the results could not be written."""
-    for folder in (run.path, run.hypotheses, run.alignments):
+    for folder in (runs[0].path, runs[0].hypotheses, runs[0].alignments):
         if folder.exists() and not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
             raise UserError(f"{folder}: cannot be written; give output=FOLDER to save the results elsewhere")
+    return None
 
 
 def changed_settings(config: schema.EvaluateConfig, trained: schema.TrainConfig, precision: str | None) -> str:
@@ -184,16 +179,14 @@ def output_folder(output: str, marker: str, content: str, option: str = "output=
     which an earlier result is recognised. In messages, `option` names the argument and `content` the kind of result.
     """
     folder = user_path(output)
-    if any(path.exists() and not path.is_dir() for path in (folder, *folder.parents)):
-        raise UserError(f"{option}{output}: is a file or lies below a file; name a folder")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / marker).is_file():
-        raise UserError(f"{option}{output}: holds files other than {content}; name another folder")
     created = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"{option}{output}: cannot be created ({error.strerror})") from None
+        raise UserError(f"{option}{output}: is no folder and cannot be created ({error.strerror})") from None
     try:
+        if any(folder.iterdir()) and not (folder / marker).is_file():
+            raise UserError(f"{option}{output}: holds files other than {content}; name another folder")
         if not os.access(folder, os.W_OK | os.X_OK):
             raise UserError(f"{option}{output}: cannot be written; name another folder")
         yield folder

@@ -11,7 +11,7 @@ from nmt.system.processes import leave_group
 
 
 def main() -> None:
-    leave_group()
+    leave_group()  # processes of torchrun, if any, do not share this work
     run_configured("export", ExportConfig, _export)
 
 

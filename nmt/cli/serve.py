@@ -21,7 +21,7 @@ LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 def main() -> None:
-    leave_group()
+    leave_group()  # processes of torchrun, if any, do not share this work
     run_configured("serve", ServeConfig, _serve)
 
 

@@ -54,8 +54,6 @@ one_as_list = BeforeValidator(lambda value: [value] if isinstance(value, str | i
 Names = Annotated[list[Name], one_as_list]
 PathName = Annotated[Name, Meaning.PATH]
 Paths = Annotated[list[PathName], Field(min_length=1), one_as_list]
-
-
 BY_KIND = Field(discriminator="kind")  # `kind` chooses the section of a union
 
 
@@ -100,6 +98,7 @@ class _Term(NamedTuple):
     operand: str = ""
 
     def holds_in(self, section: "Section") -> bool:
+        """Return whether the term is true of the section: never if its key does not exist, always for an existing KEY."""
         value = _value(section, self.key)
         if value is _MISSING or not self.operator:
             return value is not _MISSING
@@ -119,6 +118,7 @@ def _value(section: Any, key: str) -> object:  # noqa: ANN401
 
 
 def _shown(section: Any, key: str) -> str:  # noqa: ANN401
+    """Write KEY=VALUE for a message; for an attribute such as score.reads_keys, the kind of its section instead."""
     parent, _, name = key.rpartition(".")
     owner: Any = _value(section, parent) if parent else section
     if name not in owner.model_fields_set:
