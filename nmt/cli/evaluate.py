@@ -47,15 +47,14 @@ def _evaluate(config: schema.EvaluateConfig) -> None:
 
 
 def evaluate(
-    config: schema.EvaluateConfig,
-    group: "ProcessGroup | None" = None,
-    on_result: Callable[[dict[str, Any]], None] | None = None,
+    config: schema.EvaluateConfig, group: "ProcessGroup", on_result: Callable[[dict[str, Any]], None] | None = None
 ) -> dict[str, Any]:
     """Score a trained run, or an ensemble, on a split of its corpus; save the results, and return them.
 
     They go to `config.output`. By default, the results of one run go to its own directory, and those of an ensemble or
-    an archive to a new folder below outputs/evaluate. Rank 0 calls `on_result` with the results even if they cannot be
-    saved. A progress bar is shown only if `on_result` is given. Raises UserError.
+    an archive to a new folder below outputs/evaluate. Rank 0 calls `on_result` with the results before it saves them,
+    so that results that cannot be saved are not lost. A progress bar is shown only if `on_result` is given. Raises
+    UserError.
     """
     from tqdm.auto import tqdm
 
@@ -68,10 +67,8 @@ def evaluate(
     settings = run_score_settings(config, trained)
     sentences = len(runs[0].held_out(config.split)[0])
     folder = _results_folder(config.output, runs)
-    load = partial(Translator.load, config.run, **config.load_arguments)
-    translator = load() if group is None else group.everywhere(partial(load, group=group))
-    hidden = True if on_result is None else translator.group.hides_progress
-    result: dict[str, Any] = {}
+    translator = group.everywhere(partial(Translator.load, config.run, **config.load_arguments, group=group))
+    hidden = True if on_result is None else group.hides_progress
     with ExitStack() as stack:
         warn_if_texts_differ(runs, config.split)
         output, suffix = None, ""
@@ -79,32 +76,26 @@ def evaluate(
             suffix = changed_settings(config, trained, runs[0].last_machine().get("precision"))
         else:
             opened = output_folder(folder, EVALUATION, "an evaluation")
-            created = translator.group.on_main(lambda: stack.enter_context(opened))
+            created = group.on_main(lambda: stack.enter_context(opened))
             output = EvaluationFolder.at(created, runs, translator, settings, config.checkpoint)
         bar = stack.enter_context(tqdm(total=sentences, desc=f"translate {config.split}", unit=" sent", disable=hidden))
-        try:
-            evaluate_run(
-                runs[0],
-                translator,
-                config.split,
-                settings,
-                config.checkpoint,
-                progress=bar.update,
-                output=output,
-                suffix=suffix,
-                on_result=result.update,
-            )
-        except OSError as error:
-            if not result:
-                raise
-            raise UserError(
-                f"{error.filename}: cannot be written ({error.strerror}); the scores are printed, but not saved: give "
-                "output=FOLDER to save them elsewhere"
-            ) from None
-        finally:
-            if result and on_result is not None and translator.group.is_main:
-                bar.close()
+
+        def tell(result: dict[str, Any]) -> None:
+            bar.close()
+            if on_result is not None and group.is_main:
                 on_result(result if folder is None else {"output": folder, **result})
+
+        result, _ = evaluate_run(
+            runs[0],
+            translator,
+            config.split,
+            settings,
+            config.checkpoint,
+            progress=bar.update,
+            output=output,
+            suffix=suffix,
+            on_result=tell,
+        )
     return result
 
 

@@ -24,7 +24,7 @@ from nmt.cli.run_command import log_to_stream
 from nmt.config import schema
 from nmt.config.errors import UserError, override_values, quoted, user_path
 from nmt.evaluate.metrics import METRICS
-from nmt.system.distributed import Interrupted
+from nmt.system.distributed import Interrupted, ProcessGroup
 from nmt.system.run import FINISHED, RunDirectory, read_json
 from nmt.training.job import train_run
 from nmt.translate.translator import Translator
@@ -72,7 +72,7 @@ class Run:
             if any(word.lstrip("+").startswith(f"{key}=") for word in overrides):
                 raise UserError(f"{key}=: only nmt-evaluate takes this key; a run scores itself in one process")
         words = [f"run={quoted(self.path)}", *overrides]
-        return Scores(evaluate(compose("evaluate", schema.EvaluateConfig, words)))
+        return Scores(evaluate(compose("evaluate", schema.EvaluateConfig, words), ProcessGroup()))
 
     def _repr_html_(self) -> str:
         rows = [

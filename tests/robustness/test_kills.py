@@ -33,9 +33,8 @@ class Scene(NamedTuple):
 
 def scene(folder: Path) -> Scene:
     folder.mkdir()
-    config = validated(
-        TrainConfig, values_of("train", [*RECIPE, f"data.cache_dir={folder / 'cache'}"])
-    ).with_absolute_paths()
+    values = values_of("train", [*RECIPE, f"data.cache_dir={folder / 'cache'}"])
+    config = validated(TrainConfig, values).with_absolute_paths()
 
     def work() -> int:
         from nmt.training.job import train

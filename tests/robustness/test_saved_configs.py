@@ -60,11 +60,8 @@ def changed(values: dict[str, Any], key: str, value: object) -> dict[str, Any]:
 @pytest.mark.parametrize("count", [400, pytest.param(30_000, marks=pytest.mark.slow)])
 def test_damaged_values_are_refused_in_a_line_each(count: int, values: dict[str, Any]) -> None:
     """Replaces random values by wrong ones: each is either used as it is, or refused with its key."""
-    rng, keys = (
-        random.Random(count),
-        [*dict(flatten(values)), *(key for key in values if isinstance(values[key], dict))],
-    )
-    taken = 0
+    keys = [*dict(flatten(values)), *(key for key in values if isinstance(values[key], dict))]
+    rng, taken = random.Random(count), 0
     for _ in range(count):
         key, value = rng.choice(keys), rng.choice(WRONG)
         damaged = changed(values, key, copy.deepcopy(value))

@@ -98,7 +98,7 @@ class _Term(NamedTuple):
     operand: str = ""
 
     def holds_in(self, section: "Section") -> bool:
-        """Return whether the term is true of the section: never if its key does not exist, always for an existing KEY."""
+        """Return whether the term is true of the section: never if its key does not exist, always for a KEY alone."""
         value = _value(section, self.key)
         if value is _MISSING or not self.operator:
             return value is not _MISSING
