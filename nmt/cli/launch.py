@@ -66,9 +66,10 @@ def in_processes(count: int, command: str, job: Callable[..., int | None], *argu
         if name.startswith(("torch.distributed", "torch.multiprocessing")):
             logging.getLogger(name).setLevel(logging.CRITICAL)
     threads = os.environ.get("OMP_NUM_THREADS", str(max(1, processes.cores() // count)))  # of each process
-    variables = {"OMP_NUM_THREADS": threads, "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", LOOPBACK)}
-    temporary = tempfile.TemporaryDirectory(prefix="nmt-processes-")
-    with temporary as folder, processes.handlers_restored(SIGNALS), processes.clean_start(**variables):
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", LOOPBACK)
+    variables = processes.environment(OMP_NUM_THREADS=threads, GLOO_SOCKET_IFNAME=interface)
+    temporary, handlers = tempfile.TemporaryDirectory(prefix="nmt-processes-"), processes.handlers_restored(SIGNALS)
+    with temporary as folder, handlers, processes.clean_start(), variables:
         try:
             statuses = elastic_launch(_settings(count, folder), _work)(os.getpid(), folder, command, job, arguments)
         except SignalException as stop:
