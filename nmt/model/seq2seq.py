@@ -222,7 +222,7 @@ class SearchEnsemble:
     def encode(self, source: Tensor, lengths: Tensor, *vocabulary: Tensor) -> EnsembleState:
         """Encode source tokens int64 (B, S) with lengths int64 (B,) on the CPU -> the decoders' initial states.
 
-        vocabulary: a shortlist or nothing, see nmt.translate.prepared_model.
+        vocabulary: a shortlist or nothing, see nmt.translate.search_model.
         """
         return EnsembleState(tuple(member.encode(source, lengths, *vocabulary) for member in self.members))
 

@@ -64,7 +64,7 @@ class Validator:
         try:
             return self._validate(pairs)
         finally:
-            self.translator.invalidate_prepared()  # frees the weights that were packed for search
+            self.translator.discard_search_models()  # frees the weights that were packed for search
 
     def _validate(self, pairs: Indices | None) -> tuple[dict[str, float], list[Sample]]:
         split, plan = self.batches.split, self.plan if pairs is None else [pairs]

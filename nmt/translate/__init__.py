@@ -1,6 +1,6 @@
 """Translates sentences. Each file imports only files that stand above it in this list.
 
-- `similarity.py`, `heatmap.py` and `prepared_model.py` import no other file of this subpackage. They have the utilities
+- `similarity.py`, `heatmap.py` and `search_model.py` import no other file of this subpackage. They have the utilities
   of minimum Bayes risk, pictures of attention, and a model prepared for search.
 - `translation.py` is one translation. `ranking.py` finds the best candidates, `shortlist.py` the tokens that a search
   may use, `forbidden.py` the tokens that would complete a forbidden phrase.

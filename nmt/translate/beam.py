@@ -20,9 +20,18 @@ from nmt.config.errors import UserError
 from nmt.config.schema import training as schema
 from nmt.model.seq2seq import StateT
 from nmt.translate.constraints import Allocation
-from nmt.translate.ranking import distinct, pack_top
 from nmt.translate.search import Flags, Hypothesis, Limits, Search, SearchBatch
-from nmt.translate.selection import Candidates, Coverage, Node, Scorer, Selection, TreeSelection, coverage_score
+from nmt.translate.selection import (
+    Candidates,
+    Coverage,
+    Node,
+    Scorer,
+    Selection,
+    TreeSelection,
+    coverage_score,
+    distinct,
+    pack_top,
+)
 from nmt.translate.steps import Ending, Follower, History, LogProbs, Mask, watches
 
 CACHED_NUMBERS = 2**20  # a CPU computes this many log-probabilities at a time: 4 MiB, which fit its cache

@@ -19,10 +19,10 @@ from nmt.attention.attention import Steering
 from nmt.config.schema import training as schema
 from nmt.model.seq2seq import StateT, Step
 from nmt.translate.forbidden import Forbidden
-from nmt.translate.ranking import Ids
 from nmt.translate.translation import Translation
 
 Flags = NDArray[np.bool_]
+Ids = NDArray[np.int64]
 Attend = Mapping[int, int | Sequence[float]]
 """Step -> the source position that has attention weight 1, or the weights of all positions. Both count from 0."""
 

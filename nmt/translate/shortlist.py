@@ -21,7 +21,8 @@ from nmt.data.prepared import Prepared
 from nmt.data.tokenizer import Tokenizers
 from nmt.system.files import read_bytes, write_atomically
 from nmt.system.run import RunDirectory
-from nmt.translate.ranking import BLOCK, Ids
+from nmt.translate.search import Ids
+from nmt.translate.steps import BLOCK
 
 log = logging.getLogger(__name__)
 

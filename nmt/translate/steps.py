@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from nmt.translate.forbidden import START, Forbidden
-from nmt.translate.ranking import BLOCK
 from nmt.translate.search import Hypothesis, SearchBatch, Symbols
 
+BLOCK = 64  # the vocabulary is padded to a multiple of this: `pack_top` ranks so many columns at once
 Bans = list[tuple[int, int]]
 """Pairs of a row and a token that may not follow the hypothesis in this row."""
 

@@ -36,9 +36,9 @@ from nmt.system.machine import Machine, retry_in_halves
 from nmt.system.run import RunDirectory, load_config
 from nmt.translate.beam import BeamSearch
 from nmt.translate.guidance import Controls, Guide
-from nmt.translate.prepared_model import PreparedModels
 from nmt.translate.sampling import make_search
 from nmt.translate.search import NO_GUIDANCE, Attend, Guidance, Hypothesis, Limits, SearchBatch, Symbols, longest
+from nmt.translate.search_model import SearchModels
 from nmt.translate.selection import Node
 from nmt.translate.translation import Translation
 
@@ -68,7 +68,7 @@ class Translator:
         """group: the processes that translate the same lines and share the work, by default only this process."""
         self.model, self.tokenizers, self.machine, self.seed = model, tokenizers, machine, seed
         self.group, self.shortlist = group or ProcessGroup(), shortlist
-        self._prepared = PreparedModels(model, machine)
+        self._search_models = SearchModels(model, machine)
         self.use_search(settings)
         self.reseed()
 
@@ -165,7 +165,7 @@ class Translator:
         # `_encoded_batch` encodes one, and `self.method` searches it.
         self.method.check_nbest(n)
         if self.model.training:
-            self.invalidate_prepared()
+            self.discard_search_models()
         sources, pieces = self.encode(lines, first_line)
         self._warn_of_short(sources, first_line)
         with self._counting:
@@ -364,17 +364,21 @@ class Translator:
             (nbest,), steps = self.method.tree(batch, n)
         return nbest, steps
 
-    def invalidate_prepared(self) -> None:
-        """Discard the prepared model, because its parameters may have changed. `PreparedModels` does not notice the
-        updates of fused optimizers."""
-        self._prepared.clear()
+    def discard_search_models(self) -> None:
+        """Discard the search models, because parameters may have changed: torch does not record the updates of fused
+        optimizers."""
+        self._search_models.clear()
 
     @contextmanager
     def _encoded_batch(
         self, indices: Sequence[int], all_sources: Sequence[list[int]], first: int, guidance: Guidance
     ) -> Iterator[SearchBatch[Any]]:
         """Enter a context in which the sentences with these indices, longest first, are encoded and can be searched."""
-        model, device, target = self._prepared.get(self.method.beam_size), self.machine.device, self.tokenizers.target
+        model, device, target = (
+            self._search_models.get(self.method.beam_size),
+            self.machine.device,
+            self.tokenizers.target,
+        )
         sources = [all_sources[i] for i in indices]
         lengths = [len(ids) for ids in sources]
         guidance, shortlist = guidance.of(indices), None

@@ -39,7 +39,7 @@ def interrupt(*_: Any) -> Any:  # noqa: ANN401
     [
         ("train", "nmt.cli.train", []),
         *((command, "nmt.cli.commands", []) for command in ("evaluate", "serve")),
-        ("serve", "nmt.serve.app", ["run=x"]),
+        ("serve", "nmt.serve.server", ["run=x"]),
     ],
 )
 def test_ctrl_c_during_an_import_is_one_line(command: str, module: str, given: list[str], tmp_path: Path) -> None:

@@ -17,9 +17,8 @@ from forks import ended, forked
 from nmt.cli.entry import serve
 from nmt.config.compose import validated
 from nmt.config.schema import TrainConfig
-from nmt.serve.app import application
 from nmt.serve.models import Runs, load_models
-from nmt.serve.server import Rules
+from nmt.serve.server import Rules, application
 from nmt.serve.service import QueueSettings, Service
 from nmt.training.job import train
 

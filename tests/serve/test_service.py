@@ -345,7 +345,7 @@ def test_paths_that_exist_and_others(client: TestClient) -> None:
     assert client.get("/v1/other").status_code == 404
     answer = client.get("/v1/translate")
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
-    assert client.get("/static/../app.py").status_code == 404
+    assert client.get("/static/../server.py").status_code == 404
     assert client.get("/docs").status_code == 404
     health = client.head("/healthz")
     assert (health.status_code, health.content) == (200, b"")

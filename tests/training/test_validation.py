@@ -20,7 +20,7 @@ from nmt.model.checkpoints import read_checkpoint
 from nmt.model.seq2seq import Seq2Seq
 from nmt.training.job import train
 from nmt.training.stopping import EarlyStopping
-from nmt.translate.prepared_model import SearchModel
+from nmt.translate.search_model import SearchModel
 
 Config = Callable[..., TrainConfig]
 

@@ -28,9 +28,9 @@ from torch import Tensor
 
 from nmt.model.seq2seq import StepOutput
 from nmt.translate.beam import CACHED_NUMBERS, _Finished, beam_search
-from nmt.translate.ranking import BLOCK, pack_top, unpack
 from nmt.translate.search import Hypothesis, Limits
-from nmt.translate.selection import Candidates, Coverage, Scorer, Selection
+from nmt.translate.selection import Candidates, Coverage, Scorer, Selection, pack_top
+from nmt.translate.steps import BLOCK
 
 AVERAGE = Scorer("average", 1.0)
 Stop = Literal["beam", "exact"]
@@ -200,9 +200,10 @@ def test_top_k_is_a_stable_sort_cut_off(granularity: float, in_blocks: bool, blo
         values = (values / granularity).round() * granularity  # may give 0 and -0
     values[:, seed % 7 :: 5] = -math.inf
     expected = values.sort(dim=1, descending=True, stable=True)
-    top, positions = unpack(pack_top(values, k, few=0 if in_blocks else len(values.flatten())))
-    assert (top == expected.values[:, :k].numpy()).all()
-    assert (positions == expected.indices[:, :k].numpy()).all()
+    packed = pack_top(values, k, few=0 if in_blocks else len(values.flatten())).numpy()
+    top = Candidates.of(packed, width=1, vocabulary=values.shape[1])
+    assert (top.log_probs == expected.values[:, :k].numpy()).all()
+    assert (top.tokens == expected.indices[:, :k].numpy()).all()
 
 
 @given(st.floats(0, 3), st.integers(1, 300))

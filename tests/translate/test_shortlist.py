@@ -13,8 +13,8 @@ from trained import run as trained_run  # noqa: F401
 from nmt import Translator
 from nmt.config.errors import UserError
 from nmt.system.run import RunDirectory, load_config
-from nmt.translate.ranking import BLOCK
 from nmt.translate.shortlist import Shortlist, load_or_make_shortlist, translation_counts
+from nmt.translate.steps import BLOCK
 
 
 @pytest.fixture(scope="module")

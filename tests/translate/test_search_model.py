@@ -25,8 +25,8 @@ from nmt.config.schema import TrainConfig
 from nmt.model.build import build_model
 from nmt.model.seq2seq import Seq2Seq
 from nmt.ops.packed import FloatWeight, pack
-from nmt.translate import prepared_model
-from nmt.translate.prepared_model import SearchModel
+from nmt.translate import search_model
+from nmt.translate.search_model import SearchModel
 
 PRESETS = sorted(path.stem for path in (config_dir() / "attention").glob("*.yaml"))
 
@@ -48,7 +48,7 @@ def test_steps_of_every_preset_equal_teacher_forcing(preset: str) -> None:
 
 @pytest.mark.parametrize("changes", COMBINATIONS[::11], ids=label)
 def test_without_a_table_of_words(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepared_model, "MAX_TABLE", 0)
+    monkeypatch.setattr(search_model, "MAX_TABLE", 0)
     steps_equal_teacher_forcing(model_of(**changes), hypotheses=1)
 
 
