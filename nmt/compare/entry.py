@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -45,15 +46,12 @@ class HeldOut:
 
     def difference(self, other: "HeldOut") -> str | None:
         """Say why scores on this set and on the other one are not comparable; None if they are."""
-        pairs = {"sources": (self.sources, other.sources), "references": (self.references, other.references)}
-        for side, (lines, other_lines) in pairs.items():
-            if len(lines) != len(other_lines):
-                size, other_size = counted(len(lines), side[:-1]), f"{len(other_lines)}"
-                return f"the held-out set has {size} in the first, {other_size} in the second"
-            for number, (line, other_line) in enumerate(zip(lines, other_lines, strict=True), 1):
+        for side in ("sources", "references"):
+            pairs = zip_longest(getattr(self, side), getattr(other, side))
+            for number, (line, other_line) in enumerate(pairs, 1):
                 if line != other_line:
-                    lines_differ = f"line {number} of the {side} is {line!r} in the first, {other_line!r} in the second"
-                    return f"the held-out sets differ: {lines_differ}"
+                    lines = f"line {number} of the {side} is {line!r} in the first, {other_line!r} in the second"
+                    return f"the held-out sets differ: {lines}"
         if replace(other.settings, metrics=self.settings.metrics) != self.settings:
             return f"scores are computed differently: {self.settings} in the first, {other.settings} in the second"
         return None
@@ -91,11 +89,8 @@ class Training:
     @classmethod
     def read(cls, manifest: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> "Training":
         """Read the manifest and the records of metrics.jsonl. Raises ValueError, TypeError or KeyError for malformed
-        values.
-
-        `update_seconds` is the mean number of target tokens of an update, divided by the median of the logged speeds,
-        which ignores times when the machine did other work.
-        """
+        values. `update_seconds` is the mean number of target tokens of an update, divided by the median of the logged
+        speeds, which ignores times when the machine did other work."""
         training = manifest.get("training", {})
         seconds, updates, tokens, rate, best = (
             _measure(training.get(key))
@@ -137,7 +132,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Entry:
-    """One output to compare. Of a system that is not a run, all fields but name and output are None or empty."""
+    """One output to compare. Of a system that is not a run, all fields but name and hypotheses are None or empty."""
 
     name: str  # the run's directory, or the system's name
     hypotheses: Sequence[str]

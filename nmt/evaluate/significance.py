@@ -54,17 +54,12 @@ BISECTIONS = 45  # number of times that `t_quantile` halves its interval
 
 
 class Resampling:
-    """Resamples the sentences of a test set, to score outputs and to test their differences.
-
-    All outputs share the same draws, which are also sacreBLEU's.
-    """
+    """Resamples the sentences of a test set, to score outputs and to test their differences. All outputs share the same
+    draws, which are also sacreBLEU's."""
 
     def __init__(self, sentences: int, samples: int, trials: int) -> None:
-        """Draw the random numbers of all tests; the environment variable SACREBLEU_SEED sets their seed.
-
-        sentences: number N of sentences in the test set; samples: number R of bootstrap samples; trials: number of
-        randomisations.
-        """
+        """Draw the random numbers of all tests, with the seed in the environment variable SACREBLEU_SEED: `samples` (R)
+        bootstrap samples of N `sentences`, and `trials` randomisations."""
         self.samples, self.trials = samples, trials
         drawn = _generator().choice(sentences, size=(samples, sentences), replace=True)
         # (R, N): how often each bootstrap sample contains each sentence.
@@ -79,12 +74,9 @@ class Resampling:
         return np.concatenate([METRICS[metric].formula(part.reshape(len(part), len(outputs), -1)) for part in sums]).T
 
     def paired_randomisation(self, baseline: Output, output: Output) -> dict[str, float]:
-        """Test the difference between two outputs by paired approximate randomisation. Returns a p value per metric.
-
-        If both scores are equal, p = 1.
-        """
+        """Test the difference between two outputs by paired approximate randomisation. Returns a p value per metric."""
         one, other = (_beside(list(side.values())) for side in (baseline, output))
-        total, edges = one.sum(0) + other.sum(0), np.cumsum([0, *(rows.shape[1] for rows in output.values())])
+        total, edges = one.sum(0) + other.sum(0), np.cumsum([0, *(counts.shape[1] for counts in output.values())])
         differences: dict[str, list[Floats]] = {name: [] for name in output}
         for chunk in _chunks(self._swaps):
             swapped = other.sum(0) + chunk @ (one - other)
@@ -111,23 +103,19 @@ class Resampling:
         other, those without a partner stay. A system's score is computed from the sums over all its outputs. The test
         says nothing about other seeds.
         """
-        formula, stacks = (
-            METRICS[metric].formula,
-            [np.stack([np.asarray(rows, float) for rows in each]) for each in systems],
-        )
+        formula = METRICS[metric].formula
+        stacks = [np.stack([np.asarray(counts, float) for counts in outputs]) for outputs in systems]
         totals = [stack.sum((0, 1)) for stack in stacks]
         observed = {(a, b): float(formula(totals[a]) - formula(totals[b])) for a, b in pairs}
         p_values: dict[tuple[int, int], float] = {}
         for shape in dict.fromkeys((len(stacks[a]), len(stacks[b])) for a, b in pairs):
             members = [(a, b) for a, b in pairs if (len(stacks[a]), len(stacks[b])) == shape]
             differences: dict[tuple[int, int], list[Floats]] = {pair: [] for pair in members}
-            for sums_by_side in self._exchange(
-                stacks, [sorted({pair[side] for pair in members}) for side in (0, 1)], shape
-            ):
+            sides = [sorted({pair[side] for pair in members}) for side in (0, 1)]
+            for kept, given in self._exchange(stacks, sides, shape):
                 for a, b in members:
-                    first = sums_by_side[0][a] + sums_by_side[1][b]
-                    both = formula(first), formula(totals[a] + totals[b] - first)
-                    differences[a, b].append(np.abs(both[0] - both[1]))
+                    first = kept[a] + given[b]
+                    differences[a, b].append(np.abs(formula(first) - formula(totals[a] + totals[b] - first)))
             p_values |= {pair: _p_value(np.concatenate(parts), observed[pair]) for pair, parts in differences.items()}
             progress(len(members))
         return [p_values[pair] for pair in pairs]
@@ -172,7 +160,7 @@ def paired_bootstrap(baseline: Floats, scores: Floats, observed: float) -> float
     """Compute the p value of an observed difference from the scores of two outputs on the same bootstrap samples (R,).
 
     The differences on the samples lie around the observed one. Their mean is subtracted, as in sacreBLEU, so that they
-    show how far chance alone moves a difference. An observed difference of 0 has p = 1.
+    show how far chance alone moves a difference.
     """
     differences = np.abs(scores - baseline)
     return _p_value(differences - differences.mean(), observed)
@@ -200,7 +188,7 @@ def _p_value(differences: Floats, observed: float) -> float:
 
 def _beside(outputs: Sequence[Counts]) -> Floats:
     """Concatenate M outputs along their statistics, so that one product resamples all: M times (N, k) -> (N, M k)."""
-    return np.concatenate([np.asarray(rows, float) for rows in outputs], 1)
+    return np.concatenate([np.asarray(counts, float) for counts in outputs], 1)
 
 
 def _chunks(draws: NDArray[np.uint16] | NDArray[np.bool_]) -> Iterator[Floats]:
@@ -242,7 +230,7 @@ class SeedVariance:
 
     @property
     def common(self) -> float:
-        """Return the variance that every system is assumed to have at least."""
+        """Return the least variance that every system is assumed to have."""
         return max(self.pooled, self.of_sentences)
 
     def of_system(self, scores: Sequence[float]) -> float:
@@ -250,7 +238,7 @@ class SeedVariance:
         return max(_variance(scores), self.common) if len(scores) > 1 else self.common
 
     def stands_out(self, scores: Sequence[float]) -> bool:
-        """Do these scores of a system vary more than UNEQUAL times as much as those of the other systems?"""
+        """Check whether these scores of a system vary more than UNEQUAL times as much as those of the others."""
         own = len(scores) - 1
         if not 0 < own < self.freedom:
             return False
@@ -269,7 +257,7 @@ class Spread:
 
     @property
     def of_mean(self) -> float:
-        """Compute the variance of the mean over the seeds."""
+        """Return the variance of the mean over the seeds."""
         return self.variance / self.seeds
 
 
@@ -319,11 +307,9 @@ class Effect:
         return (t_quantile(1 - level / 2, freedom) + t_quantile(POWER, freedom)) * math.sqrt(self.variance)
 
     def seeds_needed(self, level: float) -> float | None:
-        """Estimate how many seeds of all systems make a true difference of size `value` detectable at this level.
-
-        Returns infinity if even MAX_SEEDS are too few, which means that the test set is too small. Returns None if the
-        variance between seeds is unknown, or if `value` is 0.
-        """
+        """Estimate how many seeds of all systems make a true difference of size `value` detectable at this level:
+        infinity if even MAX_SEEDS are too few, as the test set is too small; None if the variance between seeds is
+        unknown, or if `value` is 0."""
         if not self.seeds.freedom or abs(self.value) <= ROUNDING:
             return None
         counts = range(2, MAX_SEEDS + 1)
@@ -331,7 +317,7 @@ class Effect:
         return counts[index] if index < len(counts) else math.inf
 
     def _with(self, count: int) -> "Effect":
-        """Predict the effect if all systems had `count` seeds."""
+        """Predict the effect of the same size if all systems had `count` seeds."""
         spreads = [replace(spread, seeds=count) for spread in self.spreads]
         return replace(self, spreads=spreads, seeds=replace(self.seeds, freedom=self.seeds.systems * (count - 1)))
 
@@ -350,10 +336,7 @@ def difference(
 
 
 def mean_of_seeds(scores: Sequence[float], covariance: Floats, sentences: int, seeds: SeedVariance) -> Effect:
-    """Estimate the mean score of n seeds.
-
-    covariance: (n, n), the covariance of the scores over bootstrap samples of the sentences.
-    """
+    """Estimate the mean score of n seeds. covariance: (n, n), of the scores over bootstrap samples of the sentences."""
     return _effect(float(np.mean(scores)), (scores,), (covariance,), float(covariance.mean()), sentences, seeds)
 
 
@@ -380,21 +363,18 @@ def _variance(scores: Sequence[float]) -> float:
 
 
 def _unshared_variance(block: Floats) -> float:
-    """Compute the part of a seed's variance over bootstrap samples that other seeds of its system do not share.
-
-    It is the mean variance of a seed minus the mean covariance of two seeds, at least 0. block: covariance (n, n) of
-    the scores of n seeds over bootstrap samples of the sentences.
-    """
+    """Compute the part of a seed's variance over bootstrap samples that other seeds of its system do not share: the
+    mean variance of a seed minus the mean covariance of two seeds, at least 0. block: (n, n), their covariance."""
     variance, count = float(np.trace(block)) / len(block), len(block)
     return max(variance - (float(block.sum()) - variance * count) / (count * (count - 1)), 0.0)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Correct p values by Holm's method.
+    """Correct p values by Holm's method: if all corrected values up to a limit count as discoveries, the probability of
+    any false discovery is at most this limit.
 
-    If all corrected values up to a limit count as discoveries, the probability of any false discovery is at most this
-    limit. The i-th smallest of m values is multiplied by m - i + 1, and then replaced by the corrected value of the
-    (i-1)-th if that is larger. Corrected values are at most 1.
+    The i-th smallest of m values is multiplied by m - i + 1, and then replaced by the corrected value of the (i-1)-th
+    if that is larger. Corrected values are at most 1.
     """
     corrected, largest = [0.0] * len(p_values), 0.0
     for done, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):

@@ -14,7 +14,7 @@ import torch
 from starlette.exceptions import HTTPException
 
 from nmt.config.errors import UserError
-from nmt.explain.explanation import Explanation, beam_tree, explain
+from nmt.explain.explanation import Explanation, explain
 from nmt.serve import messages
 from nmt.serve.models import ServedModel
 from nmt.translate.translation import Translation
@@ -245,7 +245,7 @@ class Service:
                 return [(translator.score([text], [request.target], **steered), None)]
             if not request.tree:
                 return [(translator.translate_nbest([text], request.nbest, **started)[0], None)]
-            nbest, steps = beam_tree(translator, text, request.nbest, **started)
+            nbest, steps = translator.beam_tree(text, request.nbest, **started)
             pieces = translator.tokenizers.target.pieces
             described = [[{**node._asdict(), "token": pieces([node.token])[0]} for node in nodes] for nodes in steps]
             return [(nbest, messages.Tree.model_validate({"steps": described}))]

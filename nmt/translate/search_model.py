@@ -55,7 +55,7 @@ class SearchParameters(StepParameters):
 
 class SearchModel:
     """Computes, step by step, what a Seq2Seq in evaluation mode computes, until the Seq2Seq's parameters change. Make
-    and use it within the same precision (`Machine.autocast`)."""
+    and use it in the same autocast context (`Machine.autocast`)."""
 
     @torch.no_grad()
     def __init__(self, model: Seq2Seq, hypotheses: int, pack: Pack) -> None:
@@ -67,9 +67,9 @@ class SearchModel:
         readout, output = model.decoder.readout, model.output.layer()
         self._table = in_autocast_dtype(output.weight)  # (V, R)
         self._bounded = readout.kind != "maxout" and model.decoder.lexical is None and output.scale is None
-        self._parameters = self._prepare(output)
+        self._parameters = self._search_parameters(output)
 
-    def _prepare(self, predict: OutputLayer) -> SearchParameters:
+    def _search_parameters(self, predict: OutputLayer) -> SearchParameters:
         decoder, pack, batch = self.model.decoder, self._pack, self.model.decoder.prepare()
         C, P, bounded = batch.context_width, len(batch.context_readout), not decoder.residual
         context = torch.cat([batch.context[:C], batch.context_readout])  # type: ignore[index]
@@ -100,25 +100,24 @@ class SearchModel:
             predict=predict._replace(weight=cast(Tensor, pack(self._table, self._bounded))),
         )
 
-    def encode(self, source: Tensor, lengths: Tensor, *vocabulary: Tensor) -> DecoderState:
-        """Encode source tokens: int64 (B, S), lengths int64 (B,) on the CPU -> the decoder's initial state. Of a
-        shortlist, int64 (L,), ascending, only the tokens can be generated or copied."""
-        parameters = self._parameters
-        for tokens in vocabulary:
-            table = self._table.index_select(0, tokens)
+    def encode(self, source: Tensor, lengths: Tensor, vocabulary: Tensor | None = None) -> DecoderState:
+        """Encode source tokens: int64 (B, S), lengths int64 (B,) on the CPU -> the decoder's initial state. With a
+        shortlist `vocabulary`, int64 (L,), ascending, only its tokens can be generated or copied."""
+        parameters, decoder, embedded = self._parameters, self.model.decoder, self.model.source_embedding(source)
+        if vocabulary is not None:
+            table = self._table.index_select(0, vocabulary)
             few = len(source) * self._hypotheses < MIN_ROWS
             parameters = replace(
                 parameters,
-                words=parameters.words._replace(vocabulary=tokens),
+                words=parameters.words._replace(vocabulary=vocabulary),
                 predict=parameters.predict._replace(
                     weight=table if few else cast(Tensor, self._pack(table, self._bounded)),
-                    bias=parameters.predict.bias.index_select(0, tokens),
+                    bias=parameters.predict.bias.index_select(0, vocabulary),
                 ),
             )
-        decoder, embedded = self.model.decoder, self.model.source_embedding(source)
+            if decoder.copy is not None:
+                source = within(source, vocabulary)
         encoded = self.model.encoder(embedded, lengths, self._encoder_layers)
-        for tokens in vocabulary if decoder.copy is not None else ():
-            source = within(source, tokens)
         state = decoder.start(self.model.bridge(encoded.summary), encoded, parameters, source, embedded).shared()
         # Cast the embedded source and multiply the fixed vector here once, instead of at every step.
         if state.source is not None and state.source.words is not None:

@@ -36,6 +36,7 @@ class Scorer(Follower):
         self.kind, self.alpha = kind, alpha
 
     def penalty(self, length: int) -> float:
+        """Compute the divisor of the log-probability of a hypothesis of `length` tokens."""
         bases = {"none": 1.0, "average": length, "gnmt": (5 + length) / 6}
         return float(bases[self.kind] ** self.alpha)
 
@@ -48,20 +49,11 @@ class Scorer(Follower):
         return [log_prob / divisor for log_prob in log_probs]
 
 
-def coverage_score(attention: NDArray[np.float32]) -> float:
-    """Compute sum_s log(min(max(a_s, 1e-6), 1)) over source tokens s, including </s>   (Wu et al. 2016, eq. 14).
-
-    attention: (S,), a_s is the sum of the attention weights of source token s over all steps.
-    """
-    return float(np.log(np.clip(attention, LEAST_COVERAGE, 1.0)).sum(dtype=np.float64))
-
-
 class Coverage(Scorer):
     """Adds to the score of each finished hypothesis its coverage score, which is never above 0."""
 
     def __init__(self, plain: Scorer, strength: float, lengths: Sequence[int]) -> None:
-        """plain: the scorer without coverage; strength: beta of Wu et al.; lengths: number of source tokens of each
-        sentence."""
+        """plain: the scorer without coverage; strength: beta of Wu et al.; lengths: source tokens of each sentence."""
         super().__init__(plain.kind, plain.alpha)
         self._strength, self._lengths = strength, lengths
         self._sums: Tensor | None = None  # (N, S): sum of each live hypothesis's attention weights over its steps
@@ -79,9 +71,17 @@ class Coverage(Scorer):
         sums = self._sums[torch.tensor(rows).to(self._sums.device)].cpu().numpy()
         # Each coverage score is computed alone and without padding, so that it does not depend on other sentences of
         # the batch, not even in the last bit.
-        covered = [coverage_score(row[: self._lengths[s]]) for row, s in zip(sums, sentences, strict=True)]
+        covered = [self.of(row[: self._lengths[s]]) for row, s in zip(sums, sentences, strict=True)]
         normalised = super().scores(sentences, rows, log_probs, length)
         return [score + self._strength * coverage for score, coverage in zip(normalised, covered, strict=True)]
+
+    @staticmethod
+    def of(attention: NDArray[np.float32]) -> float:
+        """Compute sum_s log(min(max(a_s, 1e-6), 1)) over source tokens s, including </s>   (Wu et al. 2016, eq. 14).
+
+        attention: (S,), a_s is the sum of the attention weights of source token s over all steps.
+        """
+        return float(np.log(np.clip(attention, LEAST_COVERAGE, 1.0)).sum(dtype=np.float64))
 
 
 def pack_top(log_probs: Tensor, k: int, few: int = FEW) -> Tensor:
@@ -187,8 +187,8 @@ class Node(NamedTuple):
 
 
 class TreeSelection(Selection):
-    """Records the beam search of one sentence. `steps` lists the candidates of each step: the kept ones, best first,
-    then the others."""
+    """Records the beam search of one sentence: `steps` lists the candidates of each step, the kept ones, best first,
+    before the others."""
 
     def __init__(self, beam_size: int, eos: int, scorer: Scorer, shortlist: Sequence[int] | None) -> None:
         super().__init__(beam_size, eos)

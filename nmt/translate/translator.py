@@ -2,10 +2,9 @@
 ensemble.
 
 A translator encodes the lines, divides them into batches of sentences of similar length, searches each batch with the
-prepared model, and decodes the hypotheses. Shapes: S source positions, T target positions, V target vocabulary.
+search model, and decodes the hypotheses. Shapes: S source positions, T target positions, V target vocabulary.
 """
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -37,7 +36,7 @@ from nmt.system.run import RunDirectory, load_config
 from nmt.translate.beam import BeamSearch
 from nmt.translate.guidance import Controls, Guide
 from nmt.translate.sampling import make_search
-from nmt.translate.search import NO_GUIDANCE, Attend, Guidance, Hypothesis, Limits, SearchBatch, Symbols, longest
+from nmt.translate.search import NO_GUIDANCE, Attend, Guidance, Hypothesis, Limits, SearchBatch, Symbols
 from nmt.translate.search_model import SearchModels
 from nmt.translate.selection import Node
 from nmt.translate.translation import Translation
@@ -45,7 +44,6 @@ from nmt.translate.translation import Translation
 if TYPE_CHECKING:
     from nmt.translate.shortlist import Shortlist
 
-log = logging.getLogger(__name__)
 MIN_THREAD_TOKENS = 1024  # least work of a thread, in source tokens x hypotheses per sentence: less does not pay
 T = TypeVar("T")
 
@@ -167,7 +165,6 @@ class Translator:
         if self.model.training:
             self.discard_search_models()
         sources, pieces = self.encode(lines, first_line)
-        self._warn_of_short(sources, first_line)
         with self._counting:
             first, self._translated = self._translated, self._translated + len(lines)
         guidance = self.guide.make(lines, sources, controls, first_line) if controls else NO_GUIDANCE
@@ -283,17 +280,6 @@ class Translator:
         scores = hypothesis.score, hypothesis.log_prob
         return Translation(text, *scores, source_pieces, pieces, alignment, hypothesis.token_log_probs, text_pieces)
 
-    def _warn_of_short(self, sources: Sequence[list[int]], first_line: int) -> None:
-        """Warn of sources whose translations are too short for search.min_length, because of search.max_ratio."""
-        settings, least = self.settings, self.settings.min_length
-        lengths = enumerate(map(len, sources), first_line)
-        short = [number for number, length in lengths if length > 1 and longest(settings, length) < least]
-        if short:
-            others = f" and {len(short) - 1} more" if len(short) > 1 else ""
-            reason = "as search.max_ratio=%g allows no more; raise search.max_ratio"
-            message = f"line %d%s: shorter than search.min_length=%d, {reason}"
-            log.warning(message, short[0], others, least, settings.max_ratio)
-
     def _workers(self) -> int:
         """Return how many batches are searched at the same time, each in its own thread: for small batches on a CPU
         this beats threads that share each matrix product."""
@@ -355,14 +341,19 @@ class Translator:
             pool.shutdown(cancel_futures=True)
             torch.set_num_threads(threads)  # some libraries use the number of the pool's threads in all threads
 
-    def tree(self, source: list[int], n: int, guidance: Guidance) -> tuple[list[Hypothesis], list[list[Node]]]:
-        """Return the n best hypotheses of one sentence and the candidates of each step of the beam search. Raises
+    def beam_tree(self, line: str, n: int, **controls: Unpack[Controls]) -> tuple[list[Translation], list[list[Node]]]:
+        """Return the n best translations of a line, and the candidates of each step of their beam search. Raises
         UserError if the search method has no beam."""
         if not isinstance(self.method, BeamSearch):
             raise UserError(f"a beam's tree needs search=beam, but this search is {self.settings.kind}")
-        with self._encoded_batch([0], [source], 0, guidance) as batch:
+        self.method.check_nbest(n)
+        (source,), (pieces,) = self.encode([line])
+        if len(source) == 1:
+            return self.translate_nbest([line], n)[0], []
+        guidance = self.guide.make([line], [source], controls)
+        with evaluation_mode(self.model), self._encoded_batch([0], [source], 0, guidance) as batch:
             (nbest,), steps = self.method.tree(batch, n)
-        return nbest, steps
+        return [self.translation(pieces, hypothesis) for hypothesis in nbest], steps
 
     def discard_search_models(self) -> None:
         """Discard the search models, because parameters may have changed: torch does not record the updates of fused
@@ -390,11 +381,10 @@ class Translator:
             guidance, symbols = guidance.within(shortlist), symbols.within(shortlist)
         if guidance.forbidden is not None:
             symbols = symbols._replace(banned=(*symbols.banned, *guidance.forbidden.always))
-        # Within `loop`, attention scores compute once what depends on the keys alone.
         with torch.no_grad(), self.machine.autocast():
             source = pad_sequence([torch.tensor(ids) for ids in sources], True, self.tokenizers.source.pad).to(device)
-            vocabulary = () if shortlist is None else (torch.from_numpy(shortlist).to(device),)
-            state: Any = model.encode(source, torch.tensor(lengths), *vocabulary)
+            vocabulary = None if shortlist is None else torch.from_numpy(shortlist).to(device)
+            state: Any = model.encode(source, torch.tensor(lengths), vocabulary)
             steering = guidance.steering(lengths, device)
             yield SearchBatch(
                 model.step,
