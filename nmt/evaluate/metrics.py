@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -23,8 +22,6 @@ from rapidfuzz.distance import Levenshtein
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
-from sacrebleu.tokenizers.tokenizer_spm import SPM_MODELS
-from sacrebleu.utils import SACREBLEU_DIR
 
 from nmt.config.errors import nearest
 from nmt.translate.similarity import Floats, bleu_score, chrf_score
@@ -89,18 +86,9 @@ class Bleu(Metric):
         try:
             # `force` silences the warning that the text looks tokenized. Some corpora are tokenized on purpose.
             scorer = BLEU(tokenize=name, lowercase=settings.lowercase, force=True)
-        except RuntimeError as error:  # no dictionary for the Japanese or Korean tokenizer, or a damaged download
-            if name in SPM_MODELS:
-                file = Path(SACREBLEU_DIR, "models", Path(SPM_MODELS[name]["url"]).name)
-                raise ValueError(
-                    f"evaluation.tokenize: {file} is damaged; delete it, so that it is downloaded again"
-                ) from error
-            package = f'"sacrebleu[{name.partition("-")[0]}]"'
-            raise ValueError(f"evaluation.tokenize: {name!r} needs more packages: pip install {package}") from error
-        except OSError as error:  # the SentencePiece tokenizers download their model once
-            raise ValueError(
-                f"evaluation.tokenize: {name!r} cannot download its model ({error}); try again or use another"
-            ) from error
+        except (RuntimeError, OSError) as error:  # it lacks a package, or its model is damaged or cannot be downloaded
+            reason = " ".join(str(error).split())
+            raise ValueError(f"evaluation.tokenize: {name!r} cannot be used: {reason}") from error
         return _sacrebleu(scorer, hypotheses, answers)
 
     def formula(self, sums: Floats) -> Floats:

@@ -179,7 +179,7 @@ class Service:
         """Translate or score texts. Raises UserError if the request is invalid, HTTPException if it is too large or the
         queue is full."""
         model = self.model(request.model)
-        translator = model.with_search(request.values(), 1 if request.target is not None else request.nbest)
+        translator = model.with_search(request.search(), 1 if request.target is not None else request.nbest)
         texts = [request.text] if isinstance(request.text, str) else request.text
         if not texts:
             raise UserError("text: is an empty list")
