@@ -20,17 +20,7 @@ from nmt.data.word_alignment import alignment_error_rate, parse_pharaoh
 from nmt.evaluate.evaluation import score_settings
 from nmt.evaluate.metrics import METRICS, Counted, ScoreSettings, count
 from nmt.system.files import folders_with, is_archive, read_bytes
-from nmt.system.run import (
-    ERROR,
-    EVALUATION,
-    FINISHED,
-    SWEEP,
-    RunDirectory,
-    digest,
-    load_values,
-    read_json,
-    text_lines,
-)
+from nmt.system.run import ERROR, EVALUATION, FINISHED, SWEEP, RunDirectory, digest, load_values, read_json, text_lines
 
 LARGEST = 1e15  # of measured values, so that their sums and products stay finite
 log = logging.getLogger(__name__)

@@ -10,21 +10,14 @@ the sentences of R resamplings are then a product of matrices (R, N) and (N, k).
   nothing about other seeds.
 - Many comparisons: Holm's correction (1979), and groups of systems by letters (Piepho 2004).
 
-The outputs of system A have the scores a_j on the test set, j = 1 ... n_a, and those of system B the scores b_j. The
-difference D of the means has the t statistic
+The difference D of the means of n_a scores a and n_b scores b has the t statistic
 
     D = mean(a) - mean(b),    Var(D) = r_a^2 / n_a + r_b^2 / n_b + w,    t = D / sqrt(Var(D)),
 
-where r_a^2 and r_b^2 are the variances between the seeds of A and of B, and w is the variance of D that more seeds do
-not reduce, because all seeds of a system share it: it comes from the choice of the sentences. The degrees of freedom
-are Satterthwaite's (1946).
-
-A variance of two or three scores can be far too small by chance. r_a^2 is therefore the largest of three estimates
-(`SeedVariance`): the variance of A's own scores, the mean variance of all compared systems, and the variance that the
-choice of the sentences alone causes between seeds. It has the degrees of freedom of all systems' seeds, unless the
-scores of A vary so much more than those of the others that only A's own seeds tell how much. docs/results/notes.md
-has the figures of simulations. If every system has one seed, nothing is known of the variance between seeds: Var(D) is
-the variance over bootstrap samples of the sentences, and the two paired tests decide.
+where r_a^2 and r_b^2 are the variances between the seeds of A and of B (`SeedVariance`), and w comes from the choice of
+the sentences, which all seeds of a system share. docs/comparison.md explains the test, and docs/results/notes.md has
+the figures of simulations. If every system has one seed, Var(D) is the variance over bootstrap samples of the
+sentences, and the two paired tests decide.
 """
 
 import math
@@ -283,7 +276,8 @@ class Effect:
 
     @property
     def freedom(self) -> float:
-        """Compute the degrees of freedom of the variance (Satterthwaite 1946)."""
+        """Compute the degrees of freedom of the variance (Satterthwaite 1946): those of all systems' seeds, but of its
+        own seeds alone for a system that stands out."""
         of_sentences = max(self.sentences - 1, 1)
         if not self.variance or not self.seeds.freedom:
             return of_sentences

@@ -119,21 +119,11 @@ def _target(translator: Translator, target: str | Sequence[str]) -> tuple[list[i
 
 
 def saliency(model: Seq2Seq, batch: Batch) -> NDArray[np.floating[Any]]:
-    """Compute the saliency of a batch of one pair: gradient norms (T, S), divided by the sum of their row."""
-    norms = gradient_norms(model, batch)
-    totals = norms.sum(1, keepdims=True)
-    normalised: NDArray[np.floating[Any]] = norms / np.where(totals > 0, totals, 1.0)
-    return normalised
-
-
-def gradient_norms(model: Seq2Seq, batch: Batch) -> NDArray[np.floating[Any]]:
-    """Compute gradient norms (T, S) of a batch of one pair, |d log p(y_t | y_<t, x) / d x_s|, with x_s the embedding of
-    source token s (Simonyan et al. 2014).
-
-    A batch of N copies of the pair lets one backward pass compute the norms of N target tokens.
-    """
+    """Compute the saliency (T, S) of a batch of one pair: the norms |d log p(y_t | y_<t, x) / d x_s|, with x_s the
+    embedding of source token s (Simonyan et al. 2014), divided by the sum of their row. A batch of N copies of the pair
+    lets one backward pass compute the rows of N target tokens."""
     T, S = batch.target_out.shape[1], batch.source.shape[1]
-    norms = []
+    parts = []
     # cuDNN's recurrent layers have no backward pass in evaluation mode.
     with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
         for positions in torch.split(torch.arange(T), max(1, min(COPIES, CELLS // (T * S)))):
@@ -141,8 +131,11 @@ def gradient_norms(model: Seq2Seq, batch: Batch) -> NDArray[np.floating[Any]]:
             source = batch.source.expand(len(positions), -1)
             log_probs = token_log_probs(model, batch, embedded, source, positions)
             (gradient,) = torch.autograd.grad(log_probs.sum(), embedded)
-            norms.append(gradient.norm(dim=-1))
-    return torch.cat(norms).cpu().numpy()
+            parts.append(gradient.norm(dim=-1))
+    norms = torch.cat(parts).cpu().numpy()
+    totals = norms.sum(1, keepdims=True)
+    normalised: NDArray[np.floating[Any]] = norms / np.where(totals > 0, totals, 1.0)
+    return normalised
 
 
 def token_log_probs(model: Seq2Seq, batch: Batch, embedded: Tensor, source: Tensor, positions: Tensor) -> Tensor:

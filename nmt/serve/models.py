@@ -49,8 +49,6 @@ class ServedModel:
         if size > limit:
             key = "nbest" if nbest == size else "beam_size"
             raise UserError(f"{key}: {size} is above this service's limit of {limit}")
-        if nbest > (beam := getattr(settings, "beam_size", nbest)):
-            raise UserError(f"nbest: {nbest} translations need a beam_size of at least {nbest}, not {beam}")
         translator.method.check_nbest(nbest)
         return translator
 

@@ -112,17 +112,12 @@ class Translator:
 
     @property
     def single(self) -> Seq2Seq:
-        """Return the translator's only model. Raises UserError for an ensemble."""
-        if len(self.model.models) > 1:
-            raise UserError(
-                f"gradients are defined for one model, not for an ensemble of {len(self.model.models)}; load one run"
-            )
-        return self.model.models[0]
+        """Return the only model of a translator that is no ensemble."""
+        (model,) = self.model.models
+        return model
 
     def use_search(self, settings: schema.Search) -> None:
         """Search with these settings from now on. Raises UserError if they need an attention that the model lacks."""
-        if not isinstance(settings, schema.SearchLimits):
-            raise TypeError("settings of a search are expected; Translator.load(search={...}) takes a dictionary")
         penalty = getattr(settings, "coverage_penalty", 0)
         if penalty and not self.model.attends:
             raise UserError(f"search.coverage_penalty={penalty}: the run has no attention; set it to 0")

@@ -13,12 +13,7 @@ from nmt.evaluate.metrics import METRICS, ScoreSettings, count, score, score_by_
 
 ENGLISH = (
     ["The cat sat on the Mat.", "He didn't say: 'no' (twice)!", "A red car stops here , now .", ""],
-    [
-        "The cat sat on the mat.",
-        "He did not say 'no' twice!",
-        "The red car stops here, now.",
-        "Nothing at all.",
-    ],
+    ["The cat sat on the mat.", "He did not say 'no' twice!", "The red car stops here, now.", "Nothing at all."],
 )
 CHINESE = (["我们今天去学校。", "这本书很好看、对吗。"], ["我们今天去了学校。", "这本书很好看、是吗。"])
 MIXED_13A = ScoreSettings(tokenize="13a", lowercase=False)

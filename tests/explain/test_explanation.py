@@ -10,8 +10,7 @@ import torch
 from trained import blind, copying  # noqa: F401
 
 from nmt.config.schema import TrainConfig
-from nmt.data.batching import collate
-from nmt.explain.explanation import attention_statistics, explain, gradient_norms
+from nmt.explain.explanation import attention_statistics, explain
 from nmt.training.job import train
 from nmt.translate.translator import Translator
 
@@ -41,10 +40,7 @@ def log_probs(translator: Translator, nudge: torch.Tensor) -> np.ndarray:
 
 def test_norms_are_those_of_the_numerical_jacobian(translator: Translator) -> None:
     found = explain(translator, PAIR[0][0], PAIR[1][0])
-    ids = [side.encode(texts) for side, texts in zip(translator.tokenizers, PAIR, strict=True)]
-    norms = gradient_norms(translator.single, collate(*ids, translator.tokenizers, np.arange(1)))
-    T, S = norms.shape
-    assert (len(found.tokens), len(found.source_tokens)) == (T, S)
+    T, S = len(found.tokens), len(found.source_tokens)
     E, step = translator.model.source_embedding.embedding_dim, 1e-6
     numerical = np.zeros((T, S, E))
     for s in range(S):
@@ -52,8 +48,8 @@ def test_norms_are_those_of_the_numerical_jacobian(translator: Translator) -> No
             nudge = torch.zeros(S, E, dtype=torch.float64)
             nudge[s, e] = step
             numerical[:, s, e] = (log_probs(translator, nudge) - log_probs(translator, -nudge)) / (2 * step)
-    np.testing.assert_allclose(norms, np.linalg.norm(numerical, axis=-1), rtol=1e-5, atol=1e-9)
-    np.testing.assert_allclose(found.saliency, norms / norms.sum(1, keepdims=True))
+    norms = np.linalg.norm(numerical, axis=-1)
+    np.testing.assert_allclose(found.saliency, norms / norms.sum(1, keepdims=True), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.slow

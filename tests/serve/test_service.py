@@ -242,13 +242,16 @@ def test_a_folder_stands_for_the_trained_runs_below_it(runs: list[str | list[str
         ({"text": "a", "model": "other"}, "model: there is no 'other'; the models are demo, multihead"),
         ({"text": "a", "nbest": 0}, "nbest: input should be greater than 0"),
         ({"text": "a", "nbest": 9}, "nbest: 9 is above this service's limit of 8"),
-        ({"text": "a", "nbest": 5, "beam_size": 4}, "nbest: 5 translations need a beam_size of at least 5, not 4"),
+        ({"text": "a", "nbest": 5, "beam_size": 4}, "nbest=5: more than the beam of 4; set search.beam_size=5"),
         ({"text": "a", "beam_size": 9}, "beam_size: 9 is above this service's limit of 8"),
         ({"text": "a", "alpha": "1"}, "alpha: input should be a valid number"),
         ({"text": "a", "length_penalty": "some"}, "length_penalty: input should be 'none', 'average' or 'gnmt'"),
         ({"text": ["a"], "tree": True}, "attend, prefix, tree: are for one text"),
         ({"text": "a", "target": "b", "tree": True}, "target: is scored without a search"),
-        ({"text": "a", "target": "b", "nbest": 2}, "target: is scored without a search; leave out nbest"),
+        (
+            {"text": "a", "target": "b", "nbest": 2},
+            "target: is scored without a search; leave out nbest, prefix and tree",
+        ),
         ({"text": ["a", "b"], "target": ["c"]}, "target: one translation of each text is expected, 2 in all, not 1"),
         ({"text": "a", "attend": {"0": 999}}, "attend: step 0 attends to position 999"),
         ({"text": "a", "attend": {"x": 1}}, "attend.x: input should be a valid integer"),
@@ -275,7 +278,7 @@ def test_bodies_that_are_no_request_are_refused(client: TestClient, body: bytes)
 def test_what_is_too_large_is_refused(client: TestClient, translator: Translator) -> None:
     assert refused(client, 413, text="word " * 800).startswith("text 1: has ")
     assert refused(client, 413, text="a", target="le " * 800).startswith("target 1: has ")
-    assert refused(client, 413, text="a", target="le " * 800, attend={"0": 0}).startswith("target: has ")
+    assert refused(client, 413, text="a", target="le " * 800, attend={"0": 0}).startswith("target 1: has ")
     assert refused(client, 400, "/v1/explain", text=LINE, target="le " * 800).startswith("target: has ")
     assert refused(client, 413, text=["a"] * 21).startswith("text: has 21 texts, but the limit is 20")
     assert refused(client, 413, text="a" * 200_000).startswith("the body has more than 100000")

@@ -22,12 +22,7 @@ PAD, BOS, EOS = 0, 1, 2
 SYMBOLS = Symbols(BOS, EOS, (PAD, BOS))
 CPU = torch.device("cpu")
 NO_PENALTY = Scorer("none", 0.0)
-PENALTIES = [
-    NO_PENALTY,
-    Scorer("average", 1.0),
-    Scorer("average", 0.6),
-    Scorer("gnmt", 0.9),
-]
+PENALTIES = [NO_PENALTY, Scorer("average", 1.0), Scorer("average", 0.6), Scorer("gnmt", 0.9)]
 COMMON: dict[str, Any] = {"min_length": 1, "max_length": 9, "max_ratio": 2, "max_source_length": 9}
 COMMON |= {"batch_tokens": 9, "replace_unknown": False}
 BEAM = {"beam_size": 3, "length_penalty": "none", "alpha": 0.0, "stop": "beam", "coverage_penalty": 0.0}

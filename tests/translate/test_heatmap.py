@@ -171,14 +171,6 @@ def test_other_fonts_serve_only_what_the_first_lacks(monkeypatch: pytest.MonkeyP
     heatmap._fonts_of.cache_clear()
 
 
-@pytest.mark.parametrize(
-    ("shape", "sources", "targets"), [((2, 3), 2, 3), ((2, 3), 2, 2), ((2, 3), 3, 1), ((0, 3), 3, 0)]
-)
-def test_labels_must_match_the_matrix(shape: tuple[int, int], sources: int, targets: int) -> None:
-    with pytest.raises(ValueError, match=f"for {targets} target and {sources} source tokens"):
-        draw_alignment(np.zeros(shape), ["x"] * sources, ["x"] * targets)
-
-
 def test_saved_picture_is_the_drawn_one(tmp_path: Path) -> None:
     figure = draw(4, 5)
     save(figure, tmp_path / "picture.png")

@@ -5,19 +5,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import TINY, values_of
-from small_models import (
-    COMBINATIONS,
-    LENGTHS,
-    PAD,
-    SOURCE,
-    TARGET,
-    V,
-    attention,
-    label,
-    logits_of,
-    model_of,
-    prepared,
-)
+from small_models import COMBINATIONS, LENGTHS, PAD, SOURCE, TARGET, V, attention, label, logits_of, model_of, prepared
 from torch import Tensor
 
 from nmt.config.compose import config_dir, validated
