@@ -399,6 +399,9 @@ def test_letters_and_whole_symbols_have_no_marks(
     page: Page, pieces: list[str], others: list[str], shown: list[str]
 ) -> None:
     assert page.called("words.js", "m.pieceTexts(...v)", pieces, others) == shown
+    steps = [[{"parent": step and 0, "token": piece, "log_prob": -1}] for step, piece in enumerate(pieces)]
+    steps[0][0]["parent"] = None
+    assert page.called("tree.js", "m.nodesOf(...v).flat().map((node) => node.text)", steps, others) == shown
 
 
 def longest(a: str, b: str) -> int:
