@@ -34,8 +34,8 @@ def table(folder: Path) -> Any:  # noqa: ANN401
 @pytest.mark.system
 def test_a_killed_leaderboard_ends_in_the_table_of_one_that_was_not(tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    whole.mkdir()
-    killed.mkdir()
+    for folder in (whole, killed):
+        folder.mkdir()
     assert call_text("nmt-train", *COMMAND, cwd=whole).returncode == 0
 
     def work() -> int:

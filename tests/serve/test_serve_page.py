@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 import numpy as np
 import pytest
-from browser import headless_chromium
+from browser import headless_chromium, set_screen
 from selenium import webdriver
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
@@ -47,10 +47,7 @@ class Page:
         if self.chrome.current_url.startswith(self.address):
             self.js("sessionStorage.clear(); localStorage.clear()")
         self.chrome.get("about:blank")
-        screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
-        self.chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
-        features = [{"name": "prefers-color-scheme", "value": theme}]
-        self.chrome.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        set_screen(self.chrome, width, height, theme)
         for log in ("browser", "performance"):
             self.chrome.get_log(log)
         self.visit(**state)
