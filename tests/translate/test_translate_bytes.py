@@ -110,7 +110,7 @@ def test_random_references_are_scored_line_by_line(translate: Translate, tmp_pat
     assert all(float(line) <= 0 for line in found)
 
 
-def test_next_to_nothing(translate: Translate) -> None:
+def test_next_to_nothing_gives_a_line_for_each_line(translate: Translate) -> None:
     for data in (b"\n" * 300, b"\r\n" * 50, b"\0", b"\r", b"a", b"", b" \n\n\x0c", b"\xef\xbb\xbf", b"\x80"):
         assert len(translate(data)) == lines_in(data)
 
