@@ -89,15 +89,24 @@ class Page:
     def best(self) -> str:
         return (self.texts(".translation .text") or [""])[0]
 
-    def cell(self, row: int, column: int) -> WebElement:
-        """Find a cell of the heatmap; row and column count from 0."""
-        return self.one(f"[role=gridcell][aria-rowindex='{row + 1}'][aria-colindex='{column + 1}']")
+    def cell(self, row: int, column: int) -> str:
+        """Return the selector of a cell of the heatmap; row and column count from 0."""
+        return f"[role=gridcell][aria-rowindex='{row + 1}'][aria-colindex='{column + 1}']"
 
     def weight(self, row: int, column: int) -> float:
         """Return the weight of a cell; NaN while the page redraws the table."""
-        cell = f"[role=gridcell][aria-rowindex='{row + 1}'][aria-colindex='{column + 1}']"
-        label = str(self.js("return document.querySelector(arguments[0])?.ariaLabel ?? ''", cell))
+        label = str(self.js("return document.querySelector(arguments[0])?.ariaLabel ?? ''", self.cell(row, column)))
         return float(label.rpartition(" ")[2] or "nan")
+
+    def press_at(self, row: int, column: int, *keys: str) -> None:
+        """Press keys at a cell of the heatmap."""
+        self.js("document.querySelector(arguments[0]).focus()", self.cell(row, column))
+        self.press(*keys)
+
+    def fill(self, text: str) -> None:
+        """Replace the source as a user's typing would."""
+        field = "const field = document.getElementById('source'); field.value = arguments[0];"
+        self.js(f"{field} field.dispatchEvent(new InputEvent('input'))", text)
 
     def press(self, *keys: str) -> None:
         ActionChains(self.chrome, duration=0).send_keys(*keys).perform()
@@ -149,11 +158,10 @@ def test_it_shows_the_translation_and_its_attention(page: Page, translator: Tran
         expected = own.alignment[row, column]
         page.wait(lambda: np.isclose(page.weight(row, column), expected, atol=0.001))  # noqa: B023
     assert "BLEU" in page.text("#about")
-    ActionChains(page.chrome, duration=0).move_to_element(page.cell(1, 1)).perform()
+    ActionChains(page.chrome, duration=0).move_to_element(page.one(page.cell(1, 1))).perform()
     assert page.text("#readout").startswith("▁petit ← ▁small ")
     assert (page.texts(".labels.rows .lit"), page.texts(".labels.columns .lit")) == (["▁petit"], ["▁small"])
-    page.js("arguments[0].focus()", page.cell(0, 0))
-    page.press(Keys.ARROW_DOWN, Keys.ARROW_RIGHT)
+    page.press_at(0, 0, Keys.ARROW_DOWN, Keys.ARROW_RIGHT)
     assert page.js("return document.activeElement.ariaLabel").startswith("▁petit from ▁small: ")
 
 
@@ -179,8 +187,7 @@ def test_it_translates_after_a_pause_and_not_each_key(page: Page, translator: Tr
 def test_a_steered_step_attends_there(page: Page, translator: Translator) -> None:
     (own,) = translator.translate([LINE])
     last = len(own.source_tokens) - 1
-    page.js("arguments[0].focus()", page.cell(1, last))
-    page.press(Keys.ENTER)
+    page.press_at(1, last, Keys.ENTER)
     page.wait(lambda: page.weight(1, last) == 1)
     (steered,) = translator.translate([LINE], prefix=own.tokens[:1], attend={1: last})
     page.wait(lambda: page.best() == steered.text)
@@ -191,8 +198,7 @@ def test_a_steered_step_attends_there(page: Page, translator: Translator) -> Non
 
 def test_the_focus_stays_when_a_steering_is_removed(page: Page) -> None:
     for step in (0, 1):
-        page.js("arguments[0].focus()", page.cell(step, 1))
-        page.press(Keys.ENTER)
+        page.press_at(step, 1, Keys.ENTER)
         page.wait(lambda step=step: page.weight(step, 1) == 1)
     focus = "return document.activeElement.ariaLabel ?? document.activeElement.id"
     page.js("arguments[0].focus()", page.find("#steerings li button")[1])
@@ -248,11 +254,10 @@ def test_the_tree_and_the_models_side_by_side(page: Page, local: Path, translato
 
 def test_an_error_stands_by_the_field_in_the_services_words(page: Page, translator: Translator) -> None:
     page.open(text=LINE)
-    field = "const field = document.getElementById('source'); field.value = arguments[0];"
-    page.js(f"{field} field.dispatchEvent(new InputEvent('input'))", "word " * 600)
+    page.fill("word " * 600)
     page.wait(lambda: page.text("#error").startswith("text 1: has "))
     assert page.best() == translator.translate([LINE])[0].text  # the last translation stays
-    page.js(f"{field} field.dispatchEvent(new InputEvent('input'))", LINE)
+    page.fill(LINE)
     page.wait(lambda: page.text("#error") == "")
 
 
