@@ -231,8 +231,6 @@ def test_headings_sort(chrome: webdriver.Chrome) -> None:
     parameters.find_element(By.TAG_NAME, "button").send_keys(Keys.ENTER)
     assert order() == ["dot", "base", "Mann"]  # unknown values stay last
     assert parameters.get_attribute("aria-sort") == "descending"
-    table.find_element(By.XPATH, ".//th[.='BLEU']").click()
-    assert order() == ["dot", "base", "Mann"]
     for row, value in zip(table.find_elements(By.CSS_SELECTOR, "tbody tr"), ("inf", "58", "7"), strict=True):
         cell = row.find_elements(By.CSS_SELECTOR, "td.number")[-1]
         chrome.execute_script("arguments[0].dataset.value = arguments[1]", cell, value)

@@ -310,15 +310,6 @@ def test_so_many_seeds_are_needed_that_the_difference_is_detected() -> None:
     assert compared([40.0, 41.0], [30.0, 30.5], covariance((2, 2), 0.01, 0.01)).seeds_needed(0.05) == 2
 
 
-def test_a_difference_that_these_seeds_detect_needs_no_more_seeds() -> None:
-    runs = covariance((3, 3), shared=0.02, own=0.1)
-    for gain in np.arange(0.2, 4, 0.2):
-        effect = compared([30.5 + gain, 31.0 + gain, 31.5 + gain], [30.5, 31.0, 31.5], runs)
-        needed = effect.seeds_needed(SIGNIFICANT)
-        assert needed is not None
-        assert (needed <= 3) == (effect.detectable(SIGNIFICANT) <= gain)
-
-
 def test_equal_systems_rarely_differ_and_unequal_ones_do() -> None:
     equal, _ = study.simulated(100, 300, (3, 3))
     assert equal["seeds and sentences"] <= 10 <= equal["covered"] - 80  # the level of 5 % and two standard deviations

@@ -75,25 +75,6 @@ def test_many_clients_get_what_the_command_prints(address: str) -> None:
     assert answers == printed.split("\n")[:-1]
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [
-        b"\x00\xff\x00" * 100 + b"\r\n\r\n",
-        b"POST /v1/translate HTTP/1.1\r\nhost: localhost\r\ncontent-length: x\r\n\r\n",
-        b"GET / HTTP/1.1\r\nhost: localhost\r\n" + b"a: " + b"b" * 1_000_000 + b"\r\n\r\n",
-    ],
-)
-def test_what_is_no_http_is_refused(server: Process, sent: bytes) -> None:
-    with opened(server.address, b"") as client:
-        try:
-            client.sendall(sent)
-            answer = client.recv(1000)
-        except ConnectionError:
-            answer = b""
-    assert answer == b"" or answer.startswith(b"HTTP/1.1 4")
-    assert server.logged() == []
-
-
 def test_names_of_this_machine(address: str) -> None:
     """Accepts this machine's own names and those of the configuration as Host, and no others."""
     client = connection(address)
@@ -101,18 +82,6 @@ def test_names_of_this_machine(address: str) -> None:
         client.request("GET", "/healthz", headers={"host": name})
         answer = client.getresponse()
         assert (answer.read() != b"", answer.status) == (True, status)
-
-
-def test_connections_beyond_the_limit_are_refused(address: str) -> None:
-    with ExitStack() as stack:
-        for _ in range(40):
-            stack.enter_context(opened(address, b"GET / HT"))
-        time.sleep(0.3)
-        client = connection(address)
-        client.request("GET", "/healthz")
-        assert client.getresponse().status == 503
-    time.sleep(0.3)
-    assert post(address, text="a")
 
 
 def waiting(address: str) -> int:

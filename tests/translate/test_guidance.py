@@ -95,16 +95,6 @@ def test_ensembles_and_shortlists_meet_constraints_too(
             assert not holds(translation.text, "le")
 
 
-@pytest.mark.parametrize("kind", ["beam", "greedy", "sampling"])
-def test_forbidden_phrases_never_appear(run: Path, kind: str, pairs: tuple[list[str], list[str]]) -> None:  # noqa: F811
-    translator = Translator.load(run, search=KINDS[kind])
-    free = translator.translate(pairs[0])
-    forbidden = [" ".join(translation.text.split()[:2]) for translation in free if len(translation.text.split()) > 1]
-    forbidden += ["."]
-    for translation in translator.translate(pairs[0], forbidden=forbidden):
-        assert [phrase for phrase in forbidden if holds(translation.text, phrase)] == []
-
-
 def test_a_glossary_holds_for_whole_words_and_the_longest_phrase(translator: Translator) -> None:
     glossary = {"dog": "chien", "red dog": "maison rouge", "cat": "chat"}
     targets = Glossary(tuple(glossary.items()), lowercase=False).targets
