@@ -270,13 +270,9 @@ def test_phrases_are_found_as_by_a_plain_search(letters: str) -> None:
         pieces = draw.choices(list(vocabulary), k=draw.randint(1, 6))
         ends = {1 + end for end in itertools.accumulate(map(len, pieces))}
         expected = any(plainly_contained("".join(["▁", *pieces]), ends, phrase) for phrase in phrases)
-        forbidden, tokens, last = (
-            Forbidden(phrases, vocabulary),
-            [vocabulary[piece] for piece in pieces],
-            len(vocabulary) - 1,
-        )
+        forbidden, tokens = Forbidden(phrases, vocabulary), [vocabulary[piece] for piece in pieces]
         assert forbidden.contained(tokens) == expected, (phrases, pieces)
         smaller = forbidden.within(np.arange(len(vocabulary))[::-1])  # the same, with the token numbers of a shortlist
-        assert smaller.contained([last - token for token in tokens]) == expected, (phrases, pieces)
+        assert smaller.contained([len(vocabulary) - 1 - token for token in tokens]) == expected, (phrases, pieces)
         found.append(expected)
     assert 0.1 < sum(found) / len(found) < 0.9
