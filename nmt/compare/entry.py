@@ -83,26 +83,26 @@ class Training:
         speeds, which ignores times when the machine did other work."""
         training = manifest.get("training", {})
         seconds, updates, tokens, rate, best = (
-            _measure(training.get(key))
+            _in_range(training.get(key))
             for key in ("seconds", "steps", "target_tokens", "target_tokens_per_second", "best_step")
         )
         rates = [
-            _measure(record["train/tokens_per_second"]) for record in metrics if record.get("train/tokens_per_second")
+            _in_range(record["train/tokens_per_second"]) for record in metrics if record.get("train/tokens_per_second")
         ]
         validations = []
         for record in metrics:
             names = [name for name in METRICS if f"validation/{name}" in record]
-            scores = {name: float(_measure(record[f"validation/{name}"])) for name in names}
+            scores = {name: float(_in_range(record[f"validation/{name}"])) for name in names}
             perplexity = record.get("validation/perplexity")
             if perplexity is not None and perplexity > LARGEST:  # training has diverged
                 perplexity = None
             if scores:
-                step, epoch = int(_measure(record["step"])), float(_measure(record["epoch"]))
-                validations.append(Validation(step, epoch, scores, _measure(perplexity)))
+                step, epoch = int(_in_range(record["step"])), float(_in_range(record["epoch"]))
+                validations.append(Validation(step, epoch, scores, _in_range(perplexity)))
         return cls(
             seconds=seconds or None,
             updates=updates
-            or max((int(_measure(record["step"])) for record in metrics if "step" in record), default=None),
+            or max((int(_in_range(record["step"])) for record in metrics if "step" in record), default=None),
             update_seconds=tokens / updates / median(rates) if tokens and updates and rates else None,
             tokens_per_second=rate or None,
             perplexity=next((each.perplexity for each in reversed(validations) if each.updates == best), None),
@@ -230,7 +230,7 @@ def _read_run(path: Path, split: str) -> tuple[Entry, HeldOut]:
         name=printable(os.path.relpath(path)),
         hypotheses=hypotheses,
         aer=aer,
-        sentences_per_second=_measure(results.get("sentences_per_second")),
+        sentences_per_second=_in_range(results.get("sentences_per_second")),
         word_weights=words if words.is_file() else None,
         **fields,
     )
@@ -250,7 +250,7 @@ def _read_training(run: RunDirectory) -> tuple[dict[str, Any], ScoreSettings, st
         "seed": seed,
         "config": run.system_digest(),
         "choices": run.recorded_choices(),
-        "parameters": _measure(manifest.get("parameters")),
+        "parameters": _in_range(manifest.get("parameters")),
         "training": Training.read(manifest, read_metrics(run.metrics)),
     }
     return fields, settings, f"nmt-evaluate {for_shell('run', run.source)}"
@@ -267,7 +267,7 @@ def read_settings(values: Mapping[str, Any]) -> ScoreSettings:
 def _read_evaluation(folder: RunDirectory) -> tuple[dict[str, Any], ScoreSettings, str]:
     """Read from the folder of an evaluation, such as an ensemble's, what `_read_training` reads from a trained run."""
     values = read_json(folder.path / EVALUATION)
-    parameters = _measure(values["parameters"])
+    parameters = _in_range(values["parameters"])
     fields = {"config": digest(values), "choices": dict(values["asked"]), "parameters": parameters}
     command = f"nmt-evaluate {for_shell('run', values['members'])} {for_shell('output', folder.path)}"
     return fields, score_settings(Evaluation(**values["evaluation"]), ""), command
@@ -288,8 +288,8 @@ def describe_machine(machine: Mapping[str, Any]) -> str:
     return printable(", ".join(map(str, (*(machine[key] for key in ("name", "precision") if key in machine), *counts))))
 
 
-def _measure(value: Any) -> Any:  # noqa: ANN401
-    """Return a duration, rate, score or count unchanged, also None. Raises ValueError if it is out of range."""
+def _in_range(value: Any) -> Any:  # noqa: ANN401
+    """Return a duration, rate, score, count or None as it is. Raises ValueError if it is negative or too large."""
     if value is not None and not 0 <= value <= LARGEST:
         raise ValueError(f"{value!r} is out of range")
     return value

@@ -154,7 +154,7 @@ class Problem(Message):
 PROBLEMS: dict[int | str, dict[str, Any]] = {"default": {"model": Problem, "description": "Any problem"}}
 
 
-def explain_invalid(errors: Sequence[Any]) -> str:
+def describe_invalid(errors: Sequence[Any]) -> str:
     """Describe the first of FastAPI's validation errors as "key: reason"."""
     problem = errors[0]
     if problem["type"] == "json_invalid":

@@ -108,7 +108,7 @@ async def _problem(_: Request, error: Exception) -> JSONResponse:
     if isinstance(error, HTTPException):
         status, message, headers = error.status_code, error.detail, error.headers
     elif isinstance(error, RequestValidationError):
-        status, message = 400, messages.explain_invalid(error.errors())
+        status, message = 400, messages.describe_invalid(error.errors())
     elif isinstance(error, UserError):
         status, message = 400, str(error)
     line = printable(" ".join(message.split()))[:MAX_MESSAGE]

@@ -1,7 +1,7 @@
 """Translates sentences. Each file imports only files that stand above it in this list.
 
-- `similarity.py`, `heatmap.py` and `search_model.py` import no other file of this subpackage. They have the utilities of
-  minimum Bayes risk, pictures of attention, and a copy of a model that is fast in a search.
+- `similarity.py`, `heatmap.py` and `search_model.py` import no other file of this subpackage. They have the utilities
+  of minimum Bayes risk, pictures of attention, and a form of a model that is fast in a search.
 - `translation.py` is one translation. `forbidden.py` finds the tokens that would complete a forbidden phrase.
 - `search.py` has what a search method gets and returns, `steps.py` what all methods do at each step. `shortlist.py`
   limits a search to some tokens.

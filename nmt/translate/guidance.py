@@ -16,7 +16,7 @@ from nmt.config.errors import UserError, format_value, nearest
 from nmt.data.tokenizer import Tokenizer, Tokenizers, join
 from nmt.translate.constraints import occurrences
 from nmt.translate.forbidden import Forbidden, kind_of
-from nmt.translate.search import Attend, Guidance, Search, longest
+from nmt.translate.search import Attend, Guidance, Search, max_tokens
 
 log = logging.getLogger(__name__)
 ROUNDING = 1e-3  # the user's attention weights of a step may sum to at most 1 plus this
@@ -81,7 +81,7 @@ class Guide:
             glossary = _glossary(tuple(pairs.items()), source_tokenizer.lowercase)
             # If constraints and glossary both name a phrase, the larger of its two counts holds.
             wanted = [
-                counts | _counted(glossary.targets(self._read(line, source)), target)
+                counts | _counted(glossary.targets(self._text_of(line, source)), target)
                 for counts, line, source in zip(wanted, lines, sources, strict=True)
             ]
         given: Sequence[str | Sequence[str]] = controls.get("prefixes") or [controls.get("prefix") or ""] * len(lines)
@@ -127,7 +127,7 @@ class Guide:
     ) -> tuple[list[int], list[list[int]], list[str]]:
         """Encode a line's prefix and its constraints, each listed as often as it must appear. An impossible one is left
         out, and the third result, a list of messages, says why."""
-        target, limit = self.tokenizers.target, longest(self.method.settings, len(source))
+        target, limit = self.tokenizers.target, max_tokens(self.method.settings, len(source))
         if len(source) == 1:
             return [], [], ["its prefix and constraints, as the line is empty"] if prefix or phrases else []
         prefix_ids, problems = prefix_tokens(target, prefix), []
@@ -147,8 +147,8 @@ class Guide:
                 constraints += [tokens] * times
         return prefix_ids, constraints, problems
 
-    def _read(self, line: str, source: Sequence[int]) -> str:
-        """Return the part of a line that its tokens `source` hold: the model does not read what was cut off."""
+    def _text_of(self, line: str, source: Sequence[int]) -> str:
+        """Return the part of a line that the model reads: what its tokens `source` hold, without what was cut off."""
         if len(source) < self.method.settings.max_source_length:
             return line
         return join(self.tokenizers.source.surfaces([line])[0][: len(source) - 1])
@@ -209,6 +209,7 @@ class Phrase:
 
 
 def _counted(phrases: Iterable[str], target: Tokenizer) -> Counter[Phrase]:
+    """Encode phrases, and count how often each is listed."""
     texts = [" ".join(phrase.split()) for phrase in phrases]
     return Counter(Phrase(tuple(target.encode_phrase(text)), text) for text in texts)
 
