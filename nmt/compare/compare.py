@@ -279,10 +279,7 @@ def compare(
     if metric is None:
         metric = metrics[0]
     elif metric not in metrics:
-        try:
-            check_known("metric", metric)
-        except ValueError as error:
-            raise UserError(str(error)) from None
+        check_known("metric", metric)
         held_out = replace(held_out, settings=replace(held_out.settings, metrics=(*metrics, metric)))
     resampling = significance.Resampling(len(held_out.references), bootstrap_samples, randomisation_trials)
     statistics = Statistics(systems, held_out, metric, resampling)

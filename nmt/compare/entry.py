@@ -86,9 +86,8 @@ class Training:
             _in_range(training.get(key))
             for key in ("seconds", "steps", "target_tokens", "target_tokens_per_second", "best_step")
         )
-        rates = [
-            _in_range(record["train/tokens_per_second"]) for record in metrics if record.get("train/tokens_per_second")
-        ]
+        rates = [_in_range(speed) for record in metrics if (speed := record.get("train/tokens_per_second"))]
+        steps = [int(_in_range(record["step"])) for record in metrics if "step" in record]
         validations = []
         for record in metrics:
             names = [name for name in METRICS if f"validation/{name}" in record]
@@ -101,8 +100,7 @@ class Training:
                 validations.append(Validation(step, epoch, scores, _in_range(perplexity)))
         return cls(
             seconds=seconds or None,
-            updates=updates
-            or max((int(_in_range(record["step"])) for record in metrics if "step" in record), default=None),
+            updates=updates or max(steps, default=None),
             update_seconds=tokens / updates / median(rates) if tokens and updates and rates else None,
             tokens_per_second=rate or None,
             perplexity=next((each.perplexity for each in reversed(validations) if each.updates == best), None),

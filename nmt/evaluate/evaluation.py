@@ -48,11 +48,11 @@ def score_settings(config: schema.Evaluation, target_lang: str, monitor: str | N
     UserError for an unknown metric, also as `monitor` (validation.monitor), and for an unavailable tokenizer."""
     tokenize = tokenizer_for(target_lang) if config.tokenize == "auto" else config.tokenize
     settings = ScoreSettings(tokenize, config.lowercase, tuple(config.metrics))
+    for name in config.metrics:
+        check_known("evaluation.metrics", name)
+    if monitor is not None:
+        check_known("validation.monitor", monitor, WITHOUT_TEXT)
     try:
-        for name in config.metrics:
-            check_known("evaluation.metrics", name)
-        if monitor is not None:
-            check_known("validation.monitor", monitor, WITHOUT_TEXT)
         signatures(settings)
     except ValueError as error:
         raise UserError(str(error)) from None

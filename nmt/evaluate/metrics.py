@@ -23,7 +23,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
-from nmt.config.errors import nearest
+from nmt.config.errors import UserError, nearest
 from nmt.translate.similarity import Floats, bleu_score, chrf_score
 
 Counts = NDArray[np.int64]
@@ -194,10 +194,10 @@ def shown(scores: Mapping[str, float]) -> str:
 
 
 def check_known(key: str, name: str, others: Sequence[str] = ()) -> None:
-    """Raise ValueError, which names the configuration's `key`, unless `name` is a metric or one of `others`."""
+    """Raise UserError, which names the configuration's `key`, unless `name` is a metric or one of `others`."""
     allowed = [*METRICS, *others]
     if name not in allowed:
-        raise ValueError(f"{key}={name}: not one of {', '.join(allowed)}{nearest(name, allowed)}")
+        raise UserError(f"{key}={name}: not one of {', '.join(allowed)}{nearest(name, allowed)}")
 
 
 @dataclass(frozen=True)

@@ -275,7 +275,6 @@ def test_an_example_holds_every_system_with_its_alignment(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "text",
     [
-        "{\n" * 60,
         "{}\n",
         '{"source": ["a"], "target": ["b"], "weights": [[1, 2]]}\n' * 60,
         '{"source": ["a"], "target": ["b"], "weights": [[NaN]]}\n' * 60,

@@ -161,7 +161,7 @@ def find(chrome: webdriver.Chrome, selector: str) -> list[WebElement]:
 
 
 def words(chrome: webdriver.Chrome, number: int) -> list[WebElement]:
-    """Find the words of translation `number`, counted from 0, of the first example."""
+    """Find the words of translation `number`, from 0, of the first example."""
     return find(chrome, ".target")[number].find_elements(By.CSS_SELECTOR, ".word")
 
 

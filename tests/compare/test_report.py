@@ -152,13 +152,10 @@ def test_what_all_pairs_show_is_in_every_file() -> None:
             make_run(Path(f"{name}{seed}"), worsened(step), f"attention={name}", f"seed={seed}")
     printed = write_comparison(["*[12]"], Path("out"), baseline="all", **QUICK)
     (found,) = json.loads(Path("out/comparison.json").read_text())["comparisons"]
-    assert found["baseline"] is None
-    assert len(found["differences"]) == 3
+    assert (found["baseline"], len(found["differences"])) == (None, 3)
     assert "other seeds may differ more" not in printed
-    assert {row["name"]: row["letters"] for row in found["systems"]} == {"luong_dot": "a", "bahdanau": "a", "none": "b"}
-    markdown = Path("out/comparison.md").read_text()
     for row in found["differences"]:
-        assert f"| {row['difference']:+.2f} ± {row['difference_ci']:.2f}" in markdown
+        assert f"| {row['difference']:+.2f} ± {row['difference_ci']:.2f}" in Path("out/comparison.md").read_text()
     with Path("out/systems.csv").open() as file:
         assert [row["letters"] for row in csv.DictReader(file)] == ["a", "a", "b"]
 

@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlencode
@@ -11,6 +10,7 @@ from urllib.parse import urlencode
 import numpy as np
 import pytest
 from browser import headless_chromium, set_screen
+from rapidfuzz.distance import LCSseq
 from selenium import webdriver
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
@@ -406,18 +406,6 @@ def test_letters_and_whole_symbols_have_no_marks(
     assert page.called("tree.js", "m.nodesOf(...v).flat().map((node) => node.text)", steps, others) == shown
 
 
-def longest(a: str, b: str) -> int:
-    """Compute the length of the longest common subsequence by its definition."""
-
-    @cache
-    def rest(i: int, j: int) -> int:
-        if i == len(a) or j == len(b):
-            return 0
-        return 1 + rest(i + 1, j + 1) if a[i] == b[j] else max(rest(i + 1, j), rest(i, j + 1))
-
-    return rest(0, 0)
-
-
 def test_what_is_not_marked_is_the_longest_common_subsequence(page: Page) -> None:
     random = np.random.default_rng(2)
     pairs = [["".join(random.choice(list("abc"), size)) for size in random.integers(0, 12, 2)] for _ in range(50)]
@@ -425,4 +413,4 @@ def test_what_is_not_marked_is_the_longest_common_subsequence(page: Page) -> Non
     for (a, b), (of_a, of_b) in zip(pairs, marks, strict=True):
         common = [[letter for letter, mark in zip(*side, strict=True) if not mark] for side in ((a, of_a), (b, of_b))]
         assert common[0] == common[1]
-        assert len(common[0]) == longest(a, b)
+        assert len(common[0]) == LCSseq.similarity(a, b)
