@@ -260,13 +260,10 @@ def test_one_seed_takes_the_variance_of_the_other_systems() -> None:
     assert both.freedom < 10
 
 
-def test_of_one_seed_each_only_sentences_are_known() -> None:
+def test_of_one_seed_each_only_sentences_are_known_and_equal_runs_do_not_differ() -> None:
     effect = compared([31.0], [30.0], covariance((1, 1), shared=0.2, own=0.3))
     assert (effect.variance, effect.freedom) == (pytest.approx(1.0), pytest.approx(999))
     assert effect.seeds_needed(0.05) is None
-
-
-def test_equal_runs_do_not_differ() -> None:
     for runs in ([30.0], [30.0, 30.0]):
         effect = compared(runs, runs, np.zeros((2 * len(runs), 2 * len(runs))))
         assert (effect.value, effect.p_value, effect.half_width) == (0.0, 1.0, 0.0)

@@ -169,12 +169,11 @@ def test_a_bug_reaches_every_request_and_the_thread_goes_on() -> None:
 
 
 def test_closing_finishes_what_waits_and_refuses_more(gate: Gate) -> None:
-    batcher = Batcher(replace(ONE, wait=60.0))
-    (waiting,) = batcher.submit(gate, ["a"], [1], "key", 100)
     gate.open.set()
-    started = time.monotonic()
-    batcher.close()
+    with started(wait=60.0) as batcher:
+        (waiting,) = batcher.submit(gate, ["a"], [1], "key", 100)
+        began = time.monotonic()
     assert waiting.result(0) == "done a"
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - began < 20
     with pytest.raises(HTTPException):
         batcher.submit(gate, ["b"], [1], "key", 100)
