@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,8 @@ class Attending:
 
     def weights(self, sentence: int, prefix: list[int]) -> list[float]:
         """Return the weights of the step after the prefix."""
-        drawn = np.random.default_rng([sentence, *prefix]).random(self.lengths[sentence])
+        code = reduce(lambda code, token: 31 * code + token, prefix, 7 * sentence)
+        drawn = np.random.default_rng(code).random(self.lengths[sentence])
         sparse = np.where(drawn > 0.4, drawn**4, 0.0)
         return (sparse / max(sparse.sum(), 1e-9)).tolist()
 
