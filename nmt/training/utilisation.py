@@ -25,7 +25,7 @@ from nmt.training.trainer import Trainer
 
 RATES = "product_rates.json"  # file in the cache folder: FLOP/s by device, threads, precision and torch version
 SIDES = 512, 8192  # rows of the smallest and of the largest square matrices that are multiplied
-ENOUGH = 0.01  # a product that takes this many seconds can be timed accurately
+ENOUGH = 0.003  # a product that takes this many seconds can be timed accurately
 REPEATS = 3
 SENTENCES = 8  # number of sentence pairs, each from another batch, whose FLOPs are counted
 
@@ -38,7 +38,7 @@ def ideal_seconds(trainer: Trainer, cache: Path) -> float:
     """
     numbers = np.linspace(0, len(trainer.plan) - 1, SENTENCES).astype(int)
     pairs = [batch for number in numbers for batch in trainer.batches.load(trainer.plan[number][:1], 0)]
-    return flops_per_token(trainer.model, pairs, trainer.objective.token_loss.pad) / cached_product_rate(
+    return flops_per_token(trainer.model, pairs, trainer.objective.token_loss.pad) / best_product_rate(
         trainer.machine, cache
     )
 
@@ -57,15 +57,20 @@ def flops_per_token(model: Seq2Seq, batches: Sequence[Batch], pad: int) -> float
     return float(3 * counter.get_total_flops() / sum(batch.target_tokens for batch in batches))
 
 
-def cached_product_rate(machine: Machine, cache: Path) -> float:
-    """Return `product_rate` of a machine; measure it only if no earlier run has left it in the folder `cache`."""
+def best_product_rate(machine: Machine, cache: Path) -> float:
+    """Return the highest `product_rate` of a machine that any run with the folder `cache`, this one included, measured.
+
+    Beside other processes a product is several times slower, and a run may start at such a time.
+    """
     path, rates = cache / RATES, dict[str, float]()
     key = " ".join(str(value) for value in [*machine.describe().values(), torch.__version__])
+    # A kill may leave half a file, which the next run replaces.
     with suppress(OSError, ValueError):
         rates = dict(json.loads(path.read_text(encoding="utf-8")))
-    if key not in rates:
-        rates[key] = product_rate(machine)
-        # A kill may leave half a file, which the next run replaces. This user may have no right to write to the cache.
+    measured = product_rate(machine)
+    if measured > rates.get(key, 0):
+        rates[key] = measured
+        # This user may have no right to write to the cache.
         with suppress(OSError):
             path.write_text(json.dumps(rates, indent=1), encoding="utf-8")
     return float(rates[key])
