@@ -145,7 +145,9 @@ class Statistics:
                 interval = significance.half_width(self._bootstrap[metric][self._place[entry.name]])
                 row |= {metric: self.score(entry, metric), f"{metric}_ci": interval}
             row = _all_rounded({**row, "aer": entry.aer, "machine": entry.training.machine or None})
-            base = None if baseline is None or system is baseline else baseline.of_seed(entry.seed)
+            base = None
+            if baseline is not None and system is not baseline:
+                base = next((other for other in baseline.entries if other.seed == entry.seed), baseline.entries[0])
             bootstrap, randomisation = ({}, {}) if base is None else self._paired_tests(entry, base, self.metrics)
             row |= {
                 "p_bootstrap": bootstrap.get(self.metric),

@@ -142,10 +142,6 @@ class System:
     name: str
     entries: list[Entry]
 
-    def of_seed(self, seed: int | None) -> Entry:
-        """Return the entry with this seed, or else the first entry."""
-        return next((entry for entry in self.entries if entry.seed == seed), self.entries[0])
-
 
 def find_runs(names: Sequence[str]) -> dict[Path, bool]:
     """Find the runs and archives that names lead to, each once, in order: a name is a run's path, a folder that holds

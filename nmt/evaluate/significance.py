@@ -221,14 +221,10 @@ class SeedVariance:
         of_sentences = float(np.mean([_unshared_variance(covariances[index]) for index in several]))
         return cls(pooled, of_sentences, freedom, len(scores))
 
-    @property
-    def common(self) -> float:
-        """Return the least variance that every system is assumed to have."""
-        return max(self.pooled, self.of_sentences)
-
     def of_system(self, scores: Sequence[float]) -> float:
-        """Return the variance between seeds of a system with these scores: its own, but at least `common`."""
-        return max(_variance(scores), self.common) if len(scores) > 1 else self.common
+        """Return the variance between seeds of a system with these scores: the largest of the three estimates."""
+        own = _variance(scores) if len(scores) > 1 else 0.0
+        return max(own, self.pooled, self.of_sentences)
 
     def stands_out(self, scores: Sequence[float]) -> bool:
         """Check whether these scores of a system vary more than UNEQUAL times as much as those of the others."""

@@ -44,11 +44,6 @@ class Explanation:
     # (T, S) gradient norms, each row divided by its sum; None if not computed
     saliency: NDArray[np.floating[Any]] | None
 
-    @property
-    def log_prob(self) -> float:
-        """Sum the natural log-probabilities of the tokens."""
-        return sum(self.token_log_probs)
-
 
 def explain(
     translator: Translator,

@@ -19,6 +19,7 @@ from nmt.serve.models import ServedModel
 from nmt.translate.translation import Translation
 from nmt.translate.translator import Translator
 
+RETRY = 1  # seconds after which a refused client may try again
 PATIENCE = 10  # while sentences keep arriving, a free thread waits for at most this many times `QueueSettings.wait`
 IMPOSSIBLE = -1e9  # stands for -infinity, which JSON cannot express
 
@@ -26,7 +27,7 @@ Work = Callable[[Sequence[Any]], Sequence[Any]]
 """Computes the results of the items of a batch, in the same order."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Job:
     work: Work
     key: Hashable  # jobs with equal keys may share a batch; a job with the key None shares none
@@ -69,7 +70,6 @@ class Batcher:
         self._jobs: list[_Job] = []
         self._changed = threading.Condition()
         self._running = 0  # number of jobs that have left the queue and are being computed
-        self._rate = 0.0  # moving average of the jobs per second of all threads together; 0 before the first batch
         names = (f"nmt-serve-{number}" for number in range(settings.workers))
         self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for name in names]
         for thread in self._threads:
@@ -86,9 +86,8 @@ class Batcher:
         there is no room for all. most_tokens: the largest size of a batch, in tokens with padding."""
         with self._changed:
             if len(self._jobs) + len(items) > self.settings.sentences or not self._open:
-                seconds = max(1, round(len(self._jobs) / self._rate)) if self._rate else 1
-                message = f"too many sentences are waiting; try again in {seconds} s"
-                raise HTTPException(503, message, {"retry-after": str(seconds)})
+                message = f"too many sentences are waiting; try again in {RETRY} s"
+                raise HTTPException(503, message, {"retry-after": str(RETRY)})
             jobs = [_Job(work, key, item, length, most_tokens) for item, length in zip(items, tokens, strict=True)]
             self._jobs += jobs
             self._changed.notify()
@@ -112,14 +111,10 @@ class Batcher:
     def _run(self) -> None:
         torch.set_num_threads(self.settings.threads)
         while batch := self._next_batch():
-            started = time.monotonic()
             running = [job for job in batch if job.future.set_running_or_notify_cancel()]
             outcomes = _outcomes(running) if running else []
-            seconds = time.monotonic() - started
             with self._changed:
                 self._running -= len(batch)
-            rate = len(batch) / max(seconds, 1e-6) * self.settings.workers
-            self._rate = 0.8 * self._rate + 0.2 * rate if self._rate else rate
             for job, outcome in zip(running, outcomes, strict=True):
                 if isinstance(outcome, Exception):
                     job.future.set_exception(outcome)
@@ -145,8 +140,8 @@ class Batcher:
                 self._changed.wait(remaining)
             chosen = _similar(self._jobs, -(-(len(self._jobs) + self._running) // self.settings.workers))
             self._running += len(chosen)
-            taken = {id(job) for job in chosen}
-            self._jobs = [job for job in self._jobs if id(job) not in taken]
+            taken = set(chosen)
+            self._jobs = [job for job in self._jobs if job not in taken]
             if self._jobs:
                 self._changed.notify()
         return chosen
@@ -227,7 +222,7 @@ class Service:
             source_tokens=explanation.source_tokens,
             tokens=explanation.tokens,
             token_log_probs=_rounded(explanation.token_log_probs),
-            log_prob=max(explanation.log_prob, IMPOSSIBLE),
+            log_prob=max(sum(explanation.token_log_probs), IMPOSSIBLE),
             alignment=_rounded(explanation.alignment),
             heads=_rounded(explanation.heads),
             window=window,
