@@ -52,10 +52,7 @@ def score_settings(config: schema.Evaluation, target_lang: str, monitor: str | N
         check_known("evaluation.metrics", name)
     if monitor is not None:
         check_known("validation.monitor", monitor, WITHOUT_TEXT)
-    try:
-        signatures(settings)
-    except ValueError as error:
-        raise UserError(str(error)) from None
+    signatures(settings)  # raises UserError now, before a training
     return settings
 
 

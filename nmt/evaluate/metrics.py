@@ -60,7 +60,7 @@ class Metric(ABC):
         """Count the statistics (N, k) of N outputs in NFC, and return them with the metric's signature. Column 1 does
         not depend on the outputs.
 
-        The signature names all that the score depends on, such as sacreBLEU's version. Raises ValueError for an unknown
+        The signature names all that the score depends on, such as sacreBLEU's version. Raises UserError for an unknown
         setting, and for one that needs a package that is not installed.
         """
 
@@ -79,16 +79,16 @@ class Bleu(Metric):
     heading = "BLEU"
 
     def count(self, hypotheses: Sequence[str], answers: Answers, settings: ScoreSettings) -> tuple[Counts, str]:
-        """(N, 10): see `bleu_score`. Raises ValueError if the tokenizer is unknown or not installed."""
+        """(N, 10): see `bleu_score`. Raises UserError if the tokenizer is unknown or not installed."""
         name = settings.tokenize
         if name not in BLEU.TOKENIZERS:
-            raise ValueError(f"evaluation.tokenize: {name!r} is unknown; allowed: {', '.join(BLEU.TOKENIZERS)}")
+            raise UserError(f"evaluation.tokenize: {name!r} is unknown; allowed: {', '.join(BLEU.TOKENIZERS)}")
         try:
             # `force` silences the warning that the text looks tokenized. Some corpora are tokenized on purpose.
             scorer = BLEU(tokenize=name, lowercase=settings.lowercase, force=True)
         except (RuntimeError, OSError) as error:  # it lacks a package, or its model is damaged or cannot be downloaded
             reason = " ".join(str(error).split())
-            raise ValueError(f"evaluation.tokenize: {name!r} cannot be used: {reason}") from error
+            raise UserError(f"evaluation.tokenize: {name!r} cannot be used: {reason}") from error
         return _sacrebleu(scorer, hypotheses, answers)
 
     def formula(self, sums: Floats) -> Floats:
@@ -227,8 +227,8 @@ def count(
     """Count the statistics of detokenised hypotheses with one reference each, for `metrics`, or else for all metrics of
     the settings.
 
-    Given the sources, WER and SER accept any reference of the same source, as for a homograph. Raises
-    ValueError if the numbers of hypotheses and references differ or are zero, or for an invalid setting.
+    Given the sources, WER and SER accept any reference of the same source, as for a homograph. Raises ValueError if the
+    numbers of hypotheses and references differ or are zero, and UserError for an invalid setting.
     """
     if len(hypotheses) != len(references) or not hypotheses:
         raise ValueError(
@@ -268,7 +268,7 @@ def score(
 
 @cache
 def signatures(settings: ScoreSettings) -> Mapping[str, str]:
-    """Return the signature of each metric of the settings. Raises ValueError for an invalid setting."""
+    """Return the signature of each metric of the settings. Raises UserError for an invalid setting."""
     return count([""], ["x"], settings).signatures
 
 

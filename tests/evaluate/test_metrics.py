@@ -9,6 +9,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
+from nmt.config.errors import UserError
 from nmt.evaluate.metrics import METRICS, ScoreSettings, count, score, score_by_length, tokenizer_for
 
 ENGLISH = (
@@ -79,7 +80,7 @@ def test_a_tokenizer_that_cannot_be_used_says_why(
     monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_spm.SACREBLEU_DIR", str(tmp_path))
     for language in ("ja", "ko"):
         monkeypatch.setattr(f"sacrebleu.tokenizers.tokenizer_{language}_mecab.MeCab", None)
-    with pytest.raises(ValueError, match=f"^evaluation.tokenize: '{tokenizer}' {reason}") as error:
+    with pytest.raises(UserError, match=f"^evaluation.tokenize: '{tokenizer}' {reason}") as error:
         score(*ENGLISH, ScoreSettings(tokenizer, lowercase=False))
     assert "\n" not in str(error.value)
 
