@@ -62,37 +62,32 @@ def holds(text: str, phrase: str) -> bool:
     return f" {phrase} " in f" {text} "
 
 
-def test_all_constraints_are_met(translator: Translator, pairs: tuple[list[str], list[str]]) -> None:
-    sources, targets = pairs
-    constraints = phrases_of(targets)
+@pytest.mark.parametrize(("members", "shortlist", "forbidden"), [(1, None, []), (1, "auto", ["le"]), (2, None, ["le"])])
+def test_all_possible_constraints_are_met(
+    run: Path,  # noqa: F811
+    pairs: tuple[list[str], list[str]],
+    members: int,
+    shortlist: str | None,
+    forbidden: list[str],
+) -> None:
+    translator = Translator.load([run] * members, search=BEAM, shortlist=shortlist)
+    sources, constraints, met = pairs[0][:20], phrases_of(pairs[1][:20]), list[bool]()
     constraints[3] = []
-    found = translator.translate_nbest(sources, 2, constraints=constraints)
-    for nbest, phrases in zip(found, constraints, strict=True):
+    found = translator.translate_nbest(sources, 2, constraints=constraints, forbidden=forbidden)
+    free = translator.translate(sources, forbidden=forbidden)
+    for nbest, plain, phrases in zip(found, free, constraints, strict=True):
+        possible = [phrase for phrase in phrases if not any(holds(phrase, bad) for bad in forbidden)]
         for translation in nbest:
-            assert all(holds(translation.text, phrase) for phrase in phrases), (translation.text, phrases)
-    (plain,) = translator.translate([sources[3]])
-    assert found[3][0].text == plain.text
-    assert not all(
-        holds(t.text, p) for t, ps in zip(translator.translate(sources), constraints, strict=True) for p in ps
-    )
+            assert all(holds(translation.text, phrase) for phrase in possible), (translation.text, phrases)
+            assert not any(holds(translation.text, bad) for bad in forbidden)
+        met += [holds(plain.text, phrase) for phrase in possible]
+        assert phrases or nbest[0].text == plain.text
+    assert not all(met)
 
 
 def test_a_phrase_that_is_listed_twice_appears_twice(translator: Translator) -> None:
     (found,) = translator.translate(["the cat sees the dog ."], constraints=[["le chien", "le chien", "chien"]])
     assert len(re.findall(r"\ble chien\b", found.text)) >= 2
-
-
-def test_ensembles_and_shortlists_meet_constraints_too(
-    run: Path,  # noqa: F811
-    pairs: tuple[list[str], list[str]],
-) -> None:
-    sources, constraints = pairs[0][:20], phrases_of(pairs[1][:20])
-    for loaded in (Translator.load([run, run], search=BEAM), Translator.load(run, search=BEAM, shortlist="auto")):
-        found = loaded.translate(sources, constraints=constraints, forbidden=["le"])
-        for translation, phrases in zip(found, constraints, strict=True):
-            possible = [phrase for phrase in phrases if not holds(phrase, "le")]
-            assert all(holds(translation.text, phrase) for phrase in possible)
-            assert not holds(translation.text, "le")
 
 
 def test_a_glossary_holds_for_whole_words_and_the_longest_phrase(translator: Translator) -> None:
