@@ -151,10 +151,9 @@ def test_all_pairs_are_tested_and_grouped_by_letters() -> None:
 
 def test_the_best_is_chosen_by_its_scores_so_p_is_corrected_for_all_pairs() -> None:
     chosen, pairs, named = (compared(FIELD, baseline=baseline) for baseline in (None, "all", "best"))
-    assert [each["comparisons"] for each in (chosen, pairs, named)] == [6, 6, 3]
-    assert ["part of its lead is chance" in " ".join(notes(each)) for each in (chosen, pairs, named)] == [
-        *(True, False, False)
-    ]
+    for found, comparisons, lead in ((chosen, 6, True), (pairs, 6, False), (named, 3, False)):
+        assert found["comparisons"] == comparisons
+        assert ("part of its lead is chance" in " ".join(notes(found))) == lead
     assert chosen["differences"] == [row for row in pairs["differences"] if row["baseline"] == "best"]
     for row, other in zip(named["systems"][1:], chosen["systems"][1:], strict=True):
         assert row["p_raw"] == other["p_raw"]
@@ -297,12 +296,9 @@ def names_of(*entries: Entry) -> list[str]:
     return [system.name for system in group(entries)]
 
 
-def test_seeds_are_put_together_in_order() -> None:
+def test_seeds_are_put_together_in_order_and_a_name_says_what_differs_and_nothing_else() -> None:
     two, one, other = entry("a2", 2), entry("a1", 1), entry("b1", 1, attention="none")
     assert group([two, other, one]) == [System("bahdanau", [one, two]), System("none", [other])]
-
-
-def test_a_name_says_what_differs_and_nothing_else() -> None:
     none, score = entry("a", attention="none", encoder="gru"), {"attention": "bahdanau", "attention/score": "dot"}
     rates = entry("a", optimizer_lr="0.1"), entry("b", optimizer_lr="0.2"), entry("c")
     halves = entry("a", encoder_dropout="0.1", decoder_dropout="0.3"), entry("b", encoder_dropout="0.3")

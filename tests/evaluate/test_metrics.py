@@ -104,15 +104,12 @@ def test_by_length_every_sentence_is_in_one_part_and_the_longest_are_last() -> N
     assert found == [([1, 2], 2, pytest.approx(100)), ([3, 5], 3, pytest.approx(100)), ([6, 7], 2, 0), ([8, 8], 3, 0)]
 
 
-def test_by_length_the_longest_part_is_as_near_to_a_fifth_as_can_be() -> None:
+def test_by_length_parts_are_as_equal_as_can_be_also_in_characters_where_there_are_no_spaces() -> None:
     lengths = [1] * 30 + [2] * 29 + [3] * 20 + [4] * 6 + [5] * 15
     references = [f"a b c d {'x' * n}" for n in lengths]
     counts = count(references, references, MIXED_13A).counts["bleu"]
     parts = score_by_length(counts, "bleu", [" ".join("x" * n) for n in lengths], 5)
     assert [part["sentences"] for part in parts] == [30, 29, 20, 21]  # 21 is nearer to a fifth than 15
-
-
-def test_by_length_counts_characters_where_there_are_no_spaces() -> None:
     sources = ["狗" * n for n in range(1, 9)]
     parts = score_by_length(count(["a"] * 8, ["a"] * 8, MIXED_13A).counts["bleu"], "bleu", sources)
     assert [part["words"] for part in parts] == [[1, 2], [3, 4], [5, 6], [7, 8]]

@@ -140,7 +140,7 @@ def test_samples_of_a_line_share_the_budget_of_a_batch(run: Path) -> None:  # no
     assert [len(batch) for batch in translator.batches(sources, n=5)] == [2] * 5
 
 
-def test_lengths_are_limited(run: Path) -> None:  # noqa: F811
+def test_lengths_are_limited(run: Path, caplog: pytest.LogCaptureFixture) -> None:  # noqa: F811
     short = Translator.load(run, search={"max_length": 4}).translate(LINES[:1])[0]
     assert len(short.tokens) <= 4
     for wanted in (1, 12):
@@ -148,9 +148,6 @@ def test_lengths_are_limited(run: Path) -> None:  # noqa: F811
         with torch.no_grad():
             eager.model.output.bias[eager.tokenizers.target.eos] += 100  # EOS is the most probable token at each step
         assert len(eager.translate(LINES[:1])[0].tokens) == wanted
-
-
-def test_a_long_source_is_cut_with_a_warning(run: Path, caplog: pytest.LogCaptureFixture) -> None:  # noqa: F811
     translator = Translator.load(run, search={"max_source_length": 5})
     logging.getLogger("nmt").propagate = True
     found = translator.translate(["the cat sees the small dog and the red house ."])[0]
