@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from forks import call, ended, forked
-from served import Process, process, words
+from served import process, words
 from starlette.types import Receive, Scope, Send
 
 from nmt.serve.server import Connection, listen, run
@@ -28,15 +28,10 @@ LINES = ["the cat sleeps .", "a small dog sees the red house .", "the house"]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     limits = ["limits.body_bytes=20000", "limits.queued_sentences=400", "limits.connections=40"]
     with process(tmp_path_factory.mktemp("server"), "hosts=[Translate.Example]", *limits) as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def address(server: Process) -> str:
-    return server.address
+        yield started.address
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
