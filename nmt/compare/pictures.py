@@ -52,7 +52,7 @@ WIDTH = 8.6  # width of a picture in inches
 FONT, LINE = 8.5, 12.0  # size of a name and height of its line, in points
 DPI = 200
 MAX_NAME = 30  # largest number of characters of a name
-CENTRAL = 0.9  # share of the systems that decides the limits of an axis; systems beyond are drawn at its edge
+CENTRAL = 0.9  # fraction of the systems that decides the limits of an axis; systems beyond are drawn at its edge
 MIN_TICKS = 3  # a logarithmic axis with fewer ticks at round multiples of powers of 10 gets evenly spaced ticks
 SVG = "http://www.w3.org/2000/svg"
 Drawn = tuple[str, Figure, Mapping[str, Sequence[str]]]  # title, figure and hints of a Picture
@@ -348,7 +348,7 @@ def _scatter(plotted: Sequence[Series], title: str, x_label: str, metric: str) -
 
 
 def _scale_logarithmically(axes: Axes, values: Sequence[float], margin: float) -> None:
-    """Make the x axis logarithmic, and say so in its label. margin: on both sides, as a share of the axis's length."""
+    """Make the x axis logarithmic, and say so in its label. margin: on both sides, as a fraction of its length."""
     space = 1.02 * (max(values) / min(values)) ** margin
     start, end = min(values) / space, max(values) * space
     axes.set(xscale="log", xlim=(start, end), xlabel=f"{axes.get_xlabel()} (logarithmic)")

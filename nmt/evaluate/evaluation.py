@@ -67,9 +67,9 @@ def evaluate(
     """Translate the sources, score the best translations by `metrics`, or else by all metrics of the settings, and
     measure the speed of translation."""
     translator.reseed()
-    start = time.perf_counter()
+    began = time.perf_counter()
     translations = [nbest[0] for nbest in translator.translate_nbest(sources, 1, progress)]
-    seconds = time.perf_counter() - start
+    seconds = time.perf_counter() - began
     hypotheses, speed = [translation.text for translation in translations], len(sources) / seconds
     counted = count(hypotheses, references, settings, metrics, sources)
     return Evaluation(translations, counted.scores(), speed, counted)

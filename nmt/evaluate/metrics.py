@@ -134,7 +134,7 @@ class Ter(ErrorRate):
 
 
 class WrongOutputs(ErrorRate):
-    """The share of outputs that are not exactly right, in percent. Where each line is one word, such as a pronunciation
+    """How many outputs are not exactly right, in percent. Where each line is one word, such as a pronunciation
     of its sounds, this is the word error rate of grapheme-to-phoneme conversion (Gorman et al. 2020)."""
 
     heading = "WER"

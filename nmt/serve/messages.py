@@ -113,7 +113,7 @@ class ExplainAnswer(Message):
     stops: list[int | None] | None = Field(
         description="where monotonic reading stopped at each step; null: past the end"
     )
-    saliency: list[list[float]] | None = Field(description="shares of the gradient norms; rows sum to 1")
+    saliency: list[list[float]] | None = Field(description="gradient norms, divided by the sum of their row")
 
 
 class ModelInfo(Message):
