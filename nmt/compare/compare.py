@@ -228,6 +228,7 @@ class Statistics:
         return [self.score(entry, self.metric) for entry in system.entries]
 
     def _places(self, *systems: System) -> list[int]:
+        """List the places of the systems' runs in `_bootstrap` and `_covariance`."""
         return [self._place[entry.name] for system in systems for entry in system.entries]
 
     def _covariance_of(self, *systems: System) -> Floats:
