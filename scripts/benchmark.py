@@ -35,7 +35,7 @@ from nmt.config.schema import TrainConfig
 from nmt.config.schema.training import Beam, Greedy, SearchLimits
 from nmt.data.batching import Batches, collate
 from nmt.data.prepare import prepare
-from nmt.data.prepared import Prepared
+from nmt.data.prepared_corpus import PreparedCorpus
 from nmt.model.build import build_model
 from nmt.model.checkpoints import new_model
 from nmt.model.decoder import Decoded
@@ -57,7 +57,7 @@ ROUNDS = 3  # how often --presets times each preset
 class Bench:
     """One configuration with its model, batches and machine. `vocabulary` replaces both vocabulary sizes."""
 
-    def __init__(self, config: TrainConfig, prepared: Prepared, vocabulary: int | None = None) -> None:
+    def __init__(self, config: TrainConfig, prepared: PreparedCorpus, vocabulary: int | None = None) -> None:
         self.config, self.prepared = config, prepared
         self.machine = Machine.choose(config.device, config.precision, config.threads)
         torch.manual_seed(config.seed)
@@ -224,7 +224,7 @@ def busy(bench: Bench, processes: int, updates: int) -> dict[str, Any]:
     }
 
 
-def presets(start: Start, prepared: Prepared, options: argparse.Namespace) -> list[dict[str, Any]]:
+def presets(start: Start, prepared: PreparedCorpus, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Time training and search with every attention preset. The preset may replace other configured values.
 
     A machine may be faster at one time than at another. Therefore each of several rounds times all presets, and the
@@ -262,7 +262,7 @@ def _median(values: list[float | None]) -> float | None:
     return float(np.median(numbers)) if numbers else None
 
 
-def growth(config: TrainConfig, prepared: Prepared, updates: int) -> list[dict[str, Any]]:
+def growth(config: TrainConfig, prepared: PreparedCorpus, updates: int) -> list[dict[str, Any]]:
     """Time training for growing sentence lengths, and then for growing vocabularies.
 
     Each time, all updates use one batch of random sentences of equal length.
@@ -284,7 +284,7 @@ def growth(config: TrainConfig, prepared: Prepared, updates: int) -> list[dict[s
     return rows
 
 
-def measure(start: Start, bench: Bench, prepared: Prepared, options: argparse.Namespace) -> dict[str, Any]:
+def measure(start: Start, bench: Bench, prepared: PreparedCorpus, options: argparse.Namespace) -> dict[str, Any]:
     """Collect all results that the options ask for."""
     results: dict[str, Any] = {
         "overrides": start.overrides,

@@ -25,7 +25,7 @@ from nmt.data.prepare import fingerprint_of, prepare
 from nmt.model.checkpoints import new_model
 from nmt.system.files import to_json, write_atomically
 from nmt.system.run import read_json
-from nmt.training.initial import model_differences
+from nmt.training.other_runs import model_differences
 
 
 def main() -> int:

@@ -26,7 +26,7 @@ from nmt.cli.start import Start, new_run
 from nmt.config.errors import UserError
 from nmt.system.distributed import Interrupted
 from nmt.system.files import to_json, write_atomically
-from nmt.training.job import Job, build, prepare
+from nmt.training.job import Job, set_up
 from nmt.training.trainer import Trainer
 from nmt.translate.heatmap import save
 
@@ -132,7 +132,7 @@ def find(start: Start, options: argparse.Namespace) -> int:
     losses: list[float] = []
     try:
         with tempfile.TemporaryDirectory(prefix="nmt-find-lr-") as run, Job.join(config, Path(run)) as job:
-            setup = build(job, prepare(job, start.overrides, start.choices))
+            setup = set_up(job, start.overrides, start.choices)
             range_test(setup.trainer, ramp, rates, losses)
     except Interrupted as stop:
         return 128 + stop.signum

@@ -136,14 +136,19 @@ def script(name: str) -> ModuleType:
         sys.path.remove(folder)
 
 
+def run_config(*overrides: str) -> TrainConfig:
+    """Compose the typed configuration of a run."""
+    return validated(TrainConfig, values_of("train", list(overrides)))
+
+
+def tiny_config(*overrides: str) -> TrainConfig:
+    """Compose the typed configuration of a tiny run: tiny_config("attention=none", ...)."""
+    return run_config(*TINY, *overrides)
+
+
 @pytest.fixture
 def train_config() -> Callable[..., TrainConfig]:
-    """Return a function: train_config("attention=none", ...) composes the typed configuration of a tiny run."""
-
-    def make(*overrides: str) -> TrainConfig:
-        return validated(TrainConfig, values_of("train", [*TINY, *overrides]))
-
-    return make
+    return tiny_config
 
 
 @pytest.fixture

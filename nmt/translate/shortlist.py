@@ -17,7 +17,7 @@ from safetensors.numpy import save as save_safetensors
 from nmt.config import schema
 from nmt.config.errors import UserError, user_path
 from nmt.data.prepare import prepare
-from nmt.data.prepared import Prepared
+from nmt.data.prepared_corpus import PreparedCorpus
 from nmt.data.tokenizer import Tokenizers
 from nmt.system.files import read_bytes, write_atomically
 from nmt.system.run import RunDirectory
@@ -133,7 +133,7 @@ def _make_shortlist(run: RunDirectory, config: schema.TrainConfig) -> Shortlist:
     return Shortlist.from_counts(pairs, counts, sizes, special, PER_TOKEN, FREQUENT)
 
 
-def _sample(prepared: Prepared) -> tuple[list[Ids], list[Ids]]:
+def _sample(prepared: PreparedCorpus) -> tuple[list[Ids], list[Ids]]:
     """Draw sentence pairs of the training corpus in random order, with at most MAX_CELLS token pairs in all."""
     split, cells = prepared.splits["train"], 0
     sources: list[Ids] = []

@@ -29,7 +29,7 @@ from nmt.model.output import Readout
 from nmt.model.seq2seq import SearchEnsemble, Seq2Seq
 from nmt.ops.packed import pack
 from nmt.system.machine import Machine
-from nmt.training.graphs import pad_to, padded_shape
+from nmt.training.cuda_graphs import pad_to, padded_shape
 from nmt.training.losses import Objective
 from nmt.training.trainer import Trainer
 from nmt.translate.beam import beam_search

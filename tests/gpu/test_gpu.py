@@ -28,7 +28,7 @@ from nmt.model.output import Readout
 from nmt.model.recurrent import gru_gates, lstm_gates
 from nmt.system.machine import Machine
 from nmt.system.run import RunDirectory
-from nmt.training.graphs import GraphedPasses
+from nmt.training.cuda_graphs import GraphedPasses
 from nmt.training.losses import Objective
 from nmt.training.trainer import Trainer
 

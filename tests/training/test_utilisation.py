@@ -15,7 +15,7 @@ from nmt.data.batching import Batch
 from nmt.model.build import build_model
 from nmt.system.machine import Machine
 from nmt.training import utilisation
-from nmt.training.job import Job, build, prepare
+from nmt.training.job import Job, set_up
 
 
 @pytest.mark.parametrize("positions", [1, 4])
@@ -55,7 +55,7 @@ def test_a_run_records_its_utilisation_and_where_its_time_went(tmp_path: Path, m
     run = nmt.train(*words, directory=tmp_path / "run")
     config, _ = compose("train", TrainConfig, words)
     with Job.join(config, tmp_path / "other") as job:
-        ideal = utilisation.ideal_seconds(build(job, prepare(job, [], {})).trainer, tmp_path)
+        ideal = utilisation.ideal_seconds(set_up(job).trainer, tmp_path)
     lines = [line for line in run.history if "train/utilisation" in line]
     assert len(lines) == 2
     for line in lines:
@@ -63,5 +63,5 @@ def test_a_run_records_its_utilisation_and_where_its_time_went(tmp_path: Path, m
     training = json.loads((tmp_path / "run" / "manifest.json").read_text())["training"]
     share = training["target_tokens_per_second"] * ideal
     assert training["utilisation"] == pytest.approx(share, abs=1e-4)  # four decimals
-    assert training["shares"]["recording"] == 0
-    assert 0 < training["shares"]["loading"] < 1 - training["shares"]["validation"] < 1
+    assert training["time_fractions"]["recording"] == 0
+    assert 0 < training["time_fractions"]["loading"] < 1 - training["time_fractions"]["validation"] < 1
