@@ -27,7 +27,7 @@ from nmt.data.batching import Batch, collate
 from nmt.model.build import build_model
 from nmt.model.output import Readout
 from nmt.model.seq2seq import SearchEnsemble, Seq2Seq
-from nmt.ops.packed import pack
+from nmt.ops.products import pack
 from nmt.system.machine import Machine
 from nmt.training.cuda_graphs import pad_to, padded_shape
 from nmt.training.losses import Objective

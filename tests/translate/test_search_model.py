@@ -12,7 +12,7 @@ from nmt.config.schema import TrainConfig
 from nmt.config.validation import config_dir, validated
 from nmt.model.build import build_model
 from nmt.model.seq2seq import Seq2Seq
-from nmt.ops.packed import FloatWeight, pack
+from nmt.ops.products import FloatWeight, pack
 from nmt.translate import search_model
 from nmt.translate.search_model import SearchModel
 
