@@ -26,16 +26,15 @@ import torch
 from competition import competing, processor_share
 from operations import operations
 
-from nmt.cli.app import run_command
-from nmt.cli.compose import compose, without_size
-from nmt.cli.start import Start, new_run
-from nmt.config.compose import config_dir
+from nmt.cli.compose import RunRequest, compose, new_run, without_size
+from nmt.cli.run_command import run_command
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.config.schema.training import Beam, Greedy, SearchLimits
+from nmt.config.validation import config_dir
 from nmt.data.batching import Batches, collate
 from nmt.data.prepare import prepare
-from nmt.data.prepared import Prepared
+from nmt.data.prepared_corpus import PreparedCorpus
 from nmt.model.build import build_model
 from nmt.model.checkpoints import new_model
 from nmt.model.decoder import Decoded
@@ -57,7 +56,7 @@ ROUNDS = 3  # how often --presets times each preset
 class Bench:
     """One configuration with its model, batches and machine. `vocabulary` replaces both vocabulary sizes."""
 
-    def __init__(self, config: TrainConfig, prepared: Prepared, vocabulary: int | None = None) -> None:
+    def __init__(self, config: TrainConfig, prepared: PreparedCorpus, vocabulary: int | None = None) -> None:
         self.config, self.prepared = config, prepared
         self.machine = Machine.choose(config.device, config.precision, config.threads)
         torch.manual_seed(config.seed)
@@ -224,7 +223,7 @@ def busy(bench: Bench, processes: int, updates: int) -> dict[str, Any]:
     }
 
 
-def presets(start: Start, prepared: Prepared, options: argparse.Namespace) -> list[dict[str, Any]]:
+def presets(start: RunRequest, prepared: PreparedCorpus, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Time training and search with every attention preset. The preset may replace other configured values.
 
     A machine may be faster at one time than at another. Therefore each of several rounds times all presets, and the
@@ -234,9 +233,7 @@ def presets(start: Start, prepared: Prepared, options: argparse.Namespace) -> li
     for name in sorted(path.stem for path in (config_dir() / "attention").glob("*.yaml")):
         overrides = [word for word in without_size(start.overrides) if not word.startswith("attention=")]
         try:
-            preset, _ = compose(
-                "train", TrainConfig, [*overrides, f"size={start.choices['size']}", f"attention={name}"]
-            )
+            preset = compose("train", TrainConfig, [*overrides, f"size={start.choices['size']}", f"attention={name}"])
         except UserError as error:
             print(f"{name}: left out: {error}", file=sys.stderr, flush=True)
             continue
@@ -262,7 +259,7 @@ def _median(values: list[float | None]) -> float | None:
     return float(np.median(numbers)) if numbers else None
 
 
-def growth(config: TrainConfig, prepared: Prepared, updates: int) -> list[dict[str, Any]]:
+def growth(config: TrainConfig, prepared: PreparedCorpus, updates: int) -> list[dict[str, Any]]:
     """Time training for growing sentence lengths, and then for growing vocabularies.
 
     Each time, all updates use one batch of random sentences of equal length.
@@ -284,7 +281,7 @@ def growth(config: TrainConfig, prepared: Prepared, updates: int) -> list[dict[s
     return rows
 
 
-def measure(start: Start, bench: Bench, prepared: Prepared, options: argparse.Namespace) -> dict[str, Any]:
+def measure(start: RunRequest, bench: Bench, prepared: PreparedCorpus, options: argparse.Namespace) -> dict[str, Any]:
     """Collect all results that the options ask for."""
     results: dict[str, Any] = {
         "overrides": start.overrides,
@@ -368,7 +365,7 @@ def main() -> None:
         parser.error("--updates must be at least 1, and --busy at least 0")
     sys.argv.append("hydra.job.name=benchmark")
 
-    def task(start: Start) -> None:
+    def task(start: RunRequest) -> None:
         config = start.config
         logging.getLogger("nmt").setLevel(logging.WARNING)
         tune_memory()
@@ -388,7 +385,7 @@ def main() -> None:
         path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
         print(f"\n{path}")
 
-    run_command("train", lambda words: task(new_run(words)))
+    run_command("train", lambda options: task(new_run(options.overrides)))
 
 
 if __name__ == "__main__":

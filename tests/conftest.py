@@ -24,8 +24,8 @@ from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
-from nmt.config.compose import config_dir, validated
 from nmt.config.schema import TrainConfig
+from nmt.config.validation import config_dir, validated
 from nmt.evaluate.metrics import METRICS, Metric, ScoreSettings
 from nmt.training import utilisation
 
@@ -136,14 +136,19 @@ def script(name: str) -> ModuleType:
         sys.path.remove(folder)
 
 
+def run_config(*overrides: str) -> TrainConfig:
+    """Compose the typed configuration of a run."""
+    return validated(TrainConfig, values_of("train", list(overrides)))
+
+
+def tiny_config(*overrides: str) -> TrainConfig:
+    """Compose the typed configuration of a tiny run: tiny_config("attention=none", ...)."""
+    return run_config(*TINY, *overrides)
+
+
 @pytest.fixture
 def train_config() -> Callable[..., TrainConfig]:
-    """Return a function: train_config("attention=none", ...) composes the typed configuration of a tiny run."""
-
-    def make(*overrides: str) -> TrainConfig:
-        return validated(TrainConfig, values_of("train", [*TINY, *overrides]))
-
-    return make
+    return tiny_config
 
 
 @pytest.fixture

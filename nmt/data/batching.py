@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
-from nmt.data.prepared import Prepared, Side, Split
+from nmt.data.prepared_corpus import PreparedCorpus, Side, Split
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.data.word_alignment import parse_pharaoh, words_of_pieces
 
@@ -89,7 +89,7 @@ def gold_attention(
     """
     shape = len(source), max(map(len, target)), max(map(len, source))
     weights = np.zeros(shape, dtype=np.float32)
-    for rows, line, source_pieces, target_pieces in zip(weights, alignments, source, target, strict=True):
+    for of_pair, line, source_pieces, target_pieces in zip(weights, alignments, source, target, strict=True):
         source_words, target_words = words_of_pieces(source_pieces), words_of_pieces(target_pieces)
         links = np.zeros((target_words[-1] + 1, source_words[-1] + 1), dtype=np.float32)
         _, possible = parse_pharaoh(line)
@@ -98,7 +98,7 @@ def gold_attention(
             if j < target_words[-1] and i < source_words[-1]:
                 links[j, i] = 1.0
         links[-1, -1] = 1.0
-        rows[: len(target_pieces), : len(source_pieces)] = links[np.ix_(target_words, source_words)]
+        of_pair[: len(target_pieces), : len(source_pieces)] = links[np.ix_(target_words, source_words)]
     return torch.from_numpy(weights / np.maximum(weights.sum(-1, keepdims=True), 1.0))
 
 
@@ -126,20 +126,20 @@ def plan(
     ends = _batch_ends(longest, batch_tokens, batch_sentences)
     if sampled_lengths is not None:
         order = _by_length(shuffled, *sampled_lengths)
-    starts = [0, *ends]
-    return [order[starts[i] : ends[i]] for i in rng.permutation(len(ends))]
+    batches = np.split(order, ends[:-1])
+    return [batches[i] for i in rng.permutation(len(ends))]
 
 
 def _batch_ends(longest: Indices, batch_tokens: int, batch_sentences: int | None) -> list[int]:
     """Return the index after the last pair of each batch. `longest` (N,) is the length of each pair's longer side."""
     max_pairs = min(batch_tokens, batch_sentences or batch_tokens)
-    ends = []
-    start = 0
-    while start < len(longest):
-        window = longest[start : start + max_pairs]
+    ends: list[int] = []
+    end = 0
+    while end < len(longest):
+        window = longest[end : end + max_pairs]
         padded_size = np.maximum.accumulate(window) * np.arange(1, len(window) + 1)
-        start += max(1, int(np.searchsorted(padded_size, batch_tokens, side="right")))
-        ends.append(min(start, len(longest)))
+        end += max(1, int(np.searchsorted(padded_size, batch_tokens, side="right")))
+        ends.append(end)
     return ends
 
 
@@ -172,11 +172,8 @@ class _Side(NamedTuple):
         return [self.tokenizer.surfaces_of(line, sentence) for line, sentence in zip(lines, ids, strict=True)]
 
     def sampled_lengths(self, epoch: int) -> Indices:
-        """Return the number of tokens of each sentence in this epoch -> (N,).
-
-        Sampled segmentations are not stored, because they would take as much memory as the text: `ids` samples them
-        again from the same seeds.
-        """
+        """Return the number of tokens of each sentence in this epoch -> (N,). Sampled segmentations are not stored,
+        because they would take as much memory as the text: `ids` samples them again from the same seeds."""
         if not self.alpha:
             return self.lines.lengths
         parts = np.split(np.arange(len(self.lines)), range(SAMPLED, len(self.lines), SAMPLED))
@@ -254,7 +251,7 @@ class Batches:
 
 
 def make_batches(
-    prepared: Prepared,
+    prepared: PreparedCorpus,
     split: str,
     config: TrainConfig,
     sampling: tuple[float, float] = (0.0, 0.0),

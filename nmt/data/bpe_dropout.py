@@ -55,10 +55,8 @@ class BpeDropout:
         return cls(proto.pieces) if is_bpe and all(piece.type != piece.UNUSED for piece in proto.pieces) else None
 
     def _unit_pattern(self) -> str:
-        """Return a pattern that matches a word or a user-defined symbol.
-
-        If some pieces contain spaces, the pattern takes the whole line as one word.
-        """
+        """Return a pattern that matches a word or a user-defined symbol. If some pieces contain spaces, the pattern
+        takes the whole line as one word."""
         within = "." if any(WORD_START in piece[1:] for piece in self._ids) else f"[^{WORD_START}]"
         if not self._user:
             return f"{WORD_START}?{within}+|{WORD_START}"
@@ -130,10 +128,8 @@ class BpeDropout:
 
 
 def _gaps(alpha: float, uniform: Callable[[], float]) -> Iterator[float]:
-    """Yield how many merges succeed before each skip, drawn from a geometric distribution.
-
-    This is equivalent to one draw for each attempt, but most words need no draw.
-    """
+    """Yield how many merges succeed before each skip, drawn from a geometric distribution. This is equivalent to one
+    draw for each attempt, but most words need no draw."""
     if not alpha:
         yield math.inf
     log_success = math.log1p(-alpha) if alpha < 1 else -math.inf

@@ -1,5 +1,5 @@
 """Reads the user's parallel corpus: the demo, plain text, tables, datasets of the hub. Training instead reads the
-prepared corpus (`prepared.py`).
+prepared corpus (`prepared_corpus.py`).
 
 `splits` returns the sources of each split of a configuration. A source is read pair by pair, or in chunks that worker
 processes decode.
@@ -73,11 +73,12 @@ class TextFiles(Source):
 
     unit = "line"
 
-    def __init__(self, prefix: Path, config: schema.Corpus, tag: str = "") -> None:
-        self.files = [_text_file(prefix, language) for language in (config.source_lang, config.target_lang)]
+    def __init__(self, prefix: Path, config: schema.Corpus, key: str, tag: str = "") -> None:
+        """Find the files; `key` is the configuration's key that names them, for messages."""
+        self.files = [_text_file(prefix, language, key) for language in (config.source_lang, config.target_lang)]
         self.name, self.tag = str(self.files[0]), tag
         if isinstance(config, schema.FilesData) and config.alignments and _exists(prefix, config.alignments):
-            self.files.append(_text_file(prefix, config.alignments))
+            self.files.append(_text_file(prefix, config.alignments, key))
             self.has_alignments = True
 
     def __iter__(self) -> Iterator[Pair]:
@@ -90,7 +91,12 @@ class TextFiles(Source):
             if None in row:
                 if rows:  # let the caller decode them first: if a file is not text, decoding raises a clearer error
                     yield self._chunk(first, rows)
-                raise self._unequal()
+                counts = [reading.count_lines(path) for path in self.files]
+                other = next(number for number, count in enumerate(counts) if count != counts[0])
+                raise UserError(
+                    f"{self.files[0]} has {counts[0]} lines, but {self.files[other]} has {counts[other]}; line N of "
+                    "both must belong to the same sentence pair"
+                )
             rows.append(row)
             size += len(row[0]) + len(row[1])
             if len(rows) == CHUNK_PAIRS or size > CHUNK_CHARACTERS:
@@ -102,14 +108,6 @@ class TextFiles(Source):
     def _chunk(self, first: int, rows: list[tuple[bytes, ...]]) -> "TextChunk":
         content = tuple(b"".join(lines) for lines in zip(*rows, strict=True))
         return TextChunk(tuple(self.files), first, len(rows), content, self.tag)
-
-    def _unequal(self) -> UserError:
-        counts = [reading.count_lines(path) for path in self.files]
-        other = next(number for number, count in enumerate(counts) if count != counts[0])
-        return UserError(
-            f"{self.files[0]} has {counts[0]} lines, but {self.files[other]} has {counts[other]}; line N of both must "
-            "belong to the same sentence pair"
-        )
 
     def count(self) -> int:
         """Count the source lines without decoding them."""
@@ -135,8 +133,7 @@ class TextChunk:
             reading.decode_corpus_lines(path, self.first, content)
             for path, content in zip(self.paths, self.content, strict=True)
         )
-        if self.tag:
-            source = [_tagged(self.tag, line) for line in source]
+        source = [_tagged(self.tag, line) for line in source]
         pairs = itertools.starmap(Pair, zip(source, target, strict=True))
         if not alignments:
             return pairs
@@ -150,8 +147,8 @@ class Table(Source):
     def __init__(
         self, path: Path, columns: tuple[str, ...], header: bool = True, tag: str = "", pairs_only: bool = False
     ) -> None:
-        """`columns` holds the names of the columns of source, target and possibly word alignment. `header` is as in
-        `read_table`. With `pairs_only`, every row must have a source and a target and nothing else."""
+        """columns: names of the columns of source, target and possibly word alignment; header: as in `read_table`;
+        pairs_only: refuse rows with further columns."""
         self.path, self.name, self.columns, self.header, self.tag = path, str(path), columns, header, tag
         self.pairs_only = pairs_only
         self.has_alignments = len(columns) > 2  # noqa: PLR2004
@@ -160,19 +157,18 @@ class Table(Source):
     def __iter__(self) -> Iterator[Pair]:
         rows = reading.read_table(self.path, self.columns, self.header)
         pairs = _pairs(map(_checked, rows) if self.pairs_only else rows, self.columns)
-        return (pair._replace(source=_tagged(self.tag, pair.source)) for pair in pairs) if self.tag else pairs
+        return (pair._replace(source=_tagged(self.tag, pair.source)) for pair in pairs)
 
 
 class DemoPairs(Table):
-    """A split of the built-in corpus: `size` rows after the first `start` rows."""
+    """A split of the built-in corpus: `size` rows, after `skipped` rows of other splits."""
 
-    def __init__(self, start: int, size: int) -> None:
+    def __init__(self, skipped: int, size: int) -> None:
         super().__init__(DEMO, ("en", "fr", "alignment"))
-        self.start, self.size, self.name = start, size, "demo"
+        self.skipped, self.size, self.name = skipped, size, "demo"
 
     def __iter__(self) -> Iterator[Pair]:
-        rows = reading.read_table(self.path, self.columns)
-        return _pairs(itertools.islice(rows, self.start, self.start + self.size), self.columns)
+        return itertools.islice(super().__iter__(), self.skipped, self.skipped + self.size)
 
 
 class HubSplit(Source):
@@ -188,10 +184,7 @@ class HubSplit(Source):
         return _pairs(self._rows(columns), columns)
 
     def _rows(self, columns: tuple[str, str]) -> Iterator[reading.Row]:
-        datasets = reading.import_datasets()
-        config = self.config
-        if not reading.hub_answers(config.id):
-            datasets.config.HF_HUB_OFFLINE = True  # `datasets` then reads what it downloaded before
+        datasets, config = reading.import_datasets(), self.config
         try:
             rows = datasets.load_dataset(config.id, config.name, split=self.split, revision=config.revision)
             rows = reading.with_columns(rows, columns)
@@ -211,23 +204,23 @@ def count_pairs(sources: Iterable[Source]) -> int:
 
 def locate(sources: Iterable[Source], numbers: Sequence[int]) -> str:
     """Say where pairs of a split, numbered from 1, stand in the user's files, as in "corpus/train.en, lines 3, 17"."""
-    places, start = [], 0
+    places, before = [], 0  # `before` counts the pairs of earlier sources
     for source in sources:
         count = source.count()
-        if inner := [str(number - start) for number in numbers if start < number <= start + count]:
+        if inner := [str(number - before) for number in numbers if before < number <= before + count]:
             places.append(f"{source.name}, {source.unit}{'s' if len(inner) > 1 else ''} {', '.join(inner)}")
-        start += count
+        before += count
     return "; ".join(places)
 
 
-def _text_file(prefix: Path, suffix: str) -> Path:
+def _text_file(prefix: Path, suffix: str, key: str) -> Path:
     plain = prefix.with_name(f"{prefix.name}.{suffix}")
     for path in (plain, plain.with_name(f"{plain.name}.gz")):
         if path.is_file():
             return path
         if path.is_dir():
-            raise UserError(f"{path}: is a folder, not a text file")
-    raise UserError(f"{plain}: no such file (nor {plain.name}.gz)")
+            raise UserError(f"{key}: {path}: is a folder, not a text file")
+    raise UserError(f"{key}: {plain}: no such file (nor {plain.name}.gz)")
 
 
 def _files_below(folder: Path) -> list[Path]:
@@ -239,8 +232,8 @@ def _exists(prefix: Path, suffix: str) -> bool:
 
 
 def _tagged(tag: str, source: str) -> str:
-    """Put the tag before a source sentence, unless the sentence is blank."""
-    return source if reading.is_blank(source) else f"{tag} {source}"
+    """Put the tag, if there is one, before a source sentence, unless the sentence is blank."""
+    return f"{tag} {source}" if tag and not reading.is_blank(source) else source
 
 
 def _pairs(rows: Iterable[reading.Row], columns: tuple[str, ...]) -> Iterator[Pair]:
@@ -252,15 +245,13 @@ def _pairs(rows: Iterable[reading.Row], columns: tuple[str, ...]) -> Iterator[Pa
 
 
 def _checked(row: reading.Row) -> reading.Row:
-    """Raise UserError unless a row without header has two columns, and text in both."""
+    """Raise UserError unless a row has two columns: without a header, nothing says which of more are meant."""
     location, cells = row
     if len(cells) != 2:  # noqa: PLR2004
         raise UserError(
             f"{location}: has {len(cells)} columns; which are the source and the target? Set data.source_column=1 "
             "data.target_column=2, for example"
         )
-    if empty := [column for column, text in cells.items() if reading.is_blank(text)]:
-        raise UserError(f"{location}: column {empty[0]} is empty; complete the pair or remove it")
     return row
 
 
@@ -317,8 +308,11 @@ def splits(config: schema.Data) -> Splits:
 def _splits(config: schema.Data) -> Splits:
     if isinstance(config, schema.DemoData):
         test, validation = config.test_size, config.validation_size
-        starts = {"train": (test + validation, config.train_size), "validation": (test, validation), "test": (0, test)}
-        return {split: [DemoPairs(*rows)] for split, rows in starts.items()}
+        return {
+            "train": [DemoPairs(test + validation, config.train_size)],
+            "validation": [DemoPairs(test, validation)],
+            "test": [DemoPairs(0, test)],
+        }
     if isinstance(config, schema.MultilingualData):
         result: Splits = {}
         for corpus, files in zip(config.corpora, config.files(), strict=True):
@@ -335,7 +329,7 @@ def _splits(config: schema.Data) -> Splits:
     folder = user_path(config.path)
     if not folder.is_dir():
         raise UserError(f"data.path={config.path}: no such folder")
-    return {split: [TextFiles(folder / name, config)] for split, name in config.path_splits if name}
+    return {split: [TextFiles(folder / name, config, "data.path")] for split, name in config.path_splits if name}
 
 
 def _refuse_table_options(config: schema.FilesData, result: Splits) -> None:
@@ -409,4 +403,4 @@ def _source(name: str, config: schema.Corpus, key: str, tag: str) -> Source:
             f"{key}={name}: neither a table (.tsv .csv .jsonl .parquet) nor a prefix; for plain text give the path "
             f"without the language: PREFIX, so that PREFIX.{config.source_lang} is the source"
         )
-    return TextFiles(path, config, tag)
+    return TextFiles(path, config, key, tag)

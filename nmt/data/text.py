@@ -9,7 +9,6 @@ import logging
 import sys
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -18,7 +17,7 @@ from unicodedata import category
 from nmt.config.errors import UserError
 
 BOM = b"\xef\xbb\xbf"
-LINES, BLOCK = 1000, 2**20  # lines that are decoded at a time; bytes that are read at a time to count lines
+LINES = 1000  # lines that are decoded at a time
 OTHER_FORMATS = {  # names of formats other than text, by the first bytes of a file
     b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"\x1f\x8b": "gzip", b"PAR1": "Parquet", b"PK\x03\x04": "zip",
 }  # fmt: skip
@@ -36,10 +35,8 @@ log = logging.getLogger(__name__)
 
 
 def read_corpus_lines(path: Path) -> Iterator[str]:
-    """Read the lines of a text file, plain or .gz, without line ends.
-
-    Raises UserError if the file cannot be read, is empty, or is not valid UTF-8.
-    """
+    """Read the lines of a text file, plain or .gz, without line ends. Raises UserError if the file cannot be read, is
+    empty, or is not valid UTF-8."""
     lines, first = raw_lines(path), 1
     while block := list(islice(lines, LINES)):
         yield from decode_corpus_lines(path, first, b"".join(block))
@@ -62,16 +59,8 @@ def raw_lines(path: Path) -> Iterator[bytes]:
 
 
 def count_lines(path: Path) -> int:
-    """Count the lines of a text file, plain or .gz. Raises UserError if it cannot be read."""
-    count, end = 0, b"\n"
-    try:
-        with open_text(path) as file:
-            while block := file.read(BLOCK):
-                count += block.count(b"\n")
-                end = block[-1:]
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path}, after line {count}: cannot be read ({first_line(error)})") from None
-    return count + (end != b"\n")
+    """Count the lines of a text file, plain or .gz. Raises UserError if it cannot be read or is empty."""
+    return sum(1 for _ in raw_lines(path))
 
 
 def open_text(path: Path) -> BinaryIO:
@@ -103,8 +92,8 @@ def user_lines(name: str, lines: Iterable[bytes], strict: bool = True) -> Iterat
         raise UserError(f"{name}, after line {number}: cannot be read ({first_line(error)})") from None
 
 
-def _not_utf8(name: str | Path, number: int, start: int) -> UserError:
-    return UserError(f"{name}, line {number}: not valid UTF-8 (byte {start + 1} of the line); convert the file")
+def _not_utf8(name: str | Path, number: int, offset: int) -> UserError:
+    return UserError(f"{name}, line {number}: not valid UTF-8 (byte {offset + 1} of the line); convert the file")
 
 
 def is_blank(text: str) -> bool:
@@ -113,10 +102,8 @@ def is_blank(text: str) -> bool:
 
 
 def decode_corpus_lines(path: Path, first: int, content: bytes) -> list[str]:
-    """Decode consecutive lines of a file, and remove line ends. `first` is the number of the first line, from 1.
-
-    Raises UserError for a line that is not UTF-8.
-    """
+    """Decode consecutive lines of a file, and remove line ends. `first` is the number of the first line, from 1. Raises
+    UserError for a line that is not UTF-8."""
     if first == 1:
         _check_is_text(path, content.partition(b"\n")[0].removesuffix(b"\r"))
         content = content.removeprefix(BOM)
@@ -124,8 +111,8 @@ def decode_corpus_lines(path: Path, first: int, content: bytes) -> list[str]:
         lines = content.decode("utf-8").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
         before = content[: error.start]
-        start = error.start - (before.rfind(b"\n") + 1)
-        raise _not_utf8(path, first + before.count(b"\n"), start) from None
+        offset = error.start - (before.rfind(b"\n") + 1)
+        raise _not_utf8(path, first + before.count(b"\n"), offset) from None
     return [line.removesuffix("\r") for line in lines] if b"\r" in content else lines
 
 
@@ -254,9 +241,7 @@ def _dataset_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
 
 def with_columns(table: Any, columns: Sequence[str]) -> Any:  # noqa: ANN401
     """Leave out the other columns of a dataset, so that pictures and sound are not decoded; keep all if one is missing.
-
-    A name such as translation.en stands for a part of the column `translation`.
-    """
+    A name such as translation.en stands for a part of the column `translation`."""
     names = list(dict.fromkeys(name.partition(".")[0] for name in columns))
     return table.select_columns(names) if {*names} <= {*(table.column_names or ())} else table
 
@@ -267,18 +252,3 @@ def import_datasets() -> Any:  # noqa: ANN401
 
     datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
     return datasets
-
-
-@cache
-def hub_answers(dataset: str) -> bool:
-    """Check, once per dataset, whether the Hugging Face hub can be reached: `datasets` itself would retry for 24 s."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-    try:
-        HfApi().dataset_info(dataset, timeout=10)
-    except (HfHubHTTPError, HFValidationError):
-        return True  # `datasets` will report this error
-    except Exception:  # the HTTP clients of the hub raise many types of exception
-        return False
-    return True

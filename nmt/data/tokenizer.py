@@ -57,11 +57,8 @@ class Tokenizer:
     """
 
     def __init__(self, model: bytes, lowercase: bool = False, name: str = "tokenizer") -> None:
-        """Parse the bytes of a SentencePiece model.
-
-        Raises UserError, with a message that starts with `name`, if they are not a model, if it lacks <s> or </s>, or
-        if it does not put "▁" before each word.
-        """
+        """Parse the bytes of a SentencePiece model. Raises UserError, with a message that starts with `name`, if they
+        are not a model, if it lacks <s> or </s>, or if it does not put "▁" before each word."""
         self.model, self.lowercase = model, lowercase
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -108,10 +105,8 @@ class Tokenizer:
         return encoded
 
     def sample(self, lines: Sequence[str], alpha: float, seeds: Sequence[int]) -> list[list[int]]:
-        """Segment lines into token ids at random, by BPE-dropout that skips merges with probability `alpha`.
-
-        `seeds` holds a 32-bit seed for each line, on which its segmentation depends alone.
-        """
+        """Segment lines into token ids at random, by BPE-dropout that skips merges with probability `alpha`. `seeds`
+        holds a 32-bit seed for each line, on which its segmentation depends alone."""
         assert self._bpe_dropout is not None
         normalised = self._processor.normalize(self._clean(lines))
         return [
@@ -139,10 +134,8 @@ class Tokenizer:
         return text if self.form == "none" else normalize("NFC", text)
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """Convert token ids to pieces, in which "▁" marks the start of a word.
-
-        Padding, the unknown token and the end are "<pad>", "<unk>" and "</s>", whatever the model calls them.
-        """
+        """Convert token ids to pieces, in which "▁" marks the start of a word. Padding, the unknown token and the end
+        are "<pad>", "<unk>" and "</s>", whatever the model calls them."""
         special = {self.pad: "<pad>", self.unk: UNKNOWN, self.eos: END}
         return [special.get(i) or self._processor.id_to_piece(int(i)) for i in ids]
 
@@ -185,10 +178,7 @@ class Tokenizer:
 
     def surfaces(self, lines: Sequence[str]) -> list[list[str]]:
         """Segment lines into the same pieces as `encode`, but show unknown pieces as they stand in the text instead of
-        "<unk>". The last piece of each line is "</s>".
-
-        "▁" stands only for spaces of the line: see `restore_spaces`.
-        """
+        "<unk>". The last piece of each line is "</s>". "▁" stands only for spaces of the line: see `restore_spaces`."""
         segmented: list[list[str]] = self._processor.encode(self._clean(lines), out_type=str)
         return [self.restore_spaces(line, [*pieces, END]) for line, pieces in zip(lines, segmented, strict=True)]
 
@@ -219,14 +209,17 @@ class Tokenizer:
         marks = iter([i for i, char in enumerate(text) if char == WORD_START])
 
         def restore(match: re.Match[str]) -> str:
+            """Replace a "▁", with the boundary of pieces before it if there is one, by what the line has there."""
             i = next(marks)
             # The characters that `_with_spaces` replaces do not separate words: show them as no-break spaces.
             span = re.sub(f"[{WORD_START}\r\n]", "\xa0", original[origins[i] if i else 0 : origins[i + 1]])
+            # Characters before the last space end the previous piece, characters after it begin the next one.
             before, space, after = re.sub(" +", WORD_START, span).rpartition(WORD_START)
             if i == 0 and not span:
                 space = WORD_START  # SentencePiece puts "▁" at the start of every line
             return f"{before}{match[1]}{space}{after}"
 
+        # Pieces hold no newline, so that it can mark their boundaries here.
         return re.sub(f"(\n?){WORD_START}", restore, "\n".join(pieces)).split("\n")
 
     def _clean(self, lines: Sequence[str]) -> list[str]:

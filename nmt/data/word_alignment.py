@@ -30,10 +30,8 @@ class AlignmentScores(NamedTuple):
 
 
 def parse_pharaoh(line: str) -> tuple[set[Link], set[Link]]:
-    """Parse a line such as "0-0 1-2 3p4" into sure and possible links: "p" marks a link that is only possible.
-
-    Sure links are possible too. Raises ValueError that names the first malformed token.
-    """
+    """Parse a line such as "0-0 1-2 3p4" into sure and possible links: "p" marks a link that is only possible. Sure
+    links are possible too. Raises ValueError that names the first malformed token."""
     sure: set[Link] = set()
     possible: set[Link] = set()
     for token in line.split():
@@ -133,10 +131,8 @@ def hard_alignment(word_weights: Weights) -> set[Link]:
 
 
 def attention_to_links(weights: Weights, target_pieces: Sequence[str], source_pieces: Sequence[str]) -> set[Link]:
-    """Convert attention weights (T, S) between pieces, where both sides end with "</s>", to links between words.
-
-    A target word that attends most to the source's "</s>" stays unaligned, and so does the target's "</s>".
-    """
+    """Convert attention weights (T, S) between pieces, where both sides end with "</s>", to links between words. A
+    target word that attends most to the source's "</s>" stays unaligned, and so does the target's "</s>"."""
     links = hard_alignment(merge_to_words(weights, target_pieces, source_pieces))
     source_ends, target_ends = _end_words(source_pieces), _end_words(target_pieces)
     return {link for link in links if link[0] not in source_ends and link[1] not in target_ends}

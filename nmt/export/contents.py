@@ -13,8 +13,7 @@ from torch import Tensor
 
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
-from nmt.config.schema.base import with_paths
-from nmt.config.schema.commands import PATH_KEYS
+from nmt.config.schema.commands import PATH_KEYS, with_paths
 from nmt.data.tokenizer import TOKENIZER_FILES
 from nmt.export.card import card
 from nmt.model.checkpoints import LAST, MAX_FILE_BYTES, read_checkpoint, to_safetensors
@@ -64,25 +63,20 @@ def contents(
         "Checkpoint": f"{checkpoint} (update {step:,})"
         + half * "; weights rounded to fp16, scores measured before this",
     }
-    try:
-        manifest = shared_manifest(run.read_manifest()) | {"parameters": parameters}
-        files = {CONFIG: values.encode()}
-        for name, record in (("manifest.json", manifest), ("results.json", results)):
-            files[name] = f"{to_json(record, indent=2)}\n".encode()
-        files |= {name: read_bytes(run.path / name) for name in TOKENIZER_FILES if (run.path / name).is_file()}
-        files |= {f"attention-{number}.png": picture for number, picture in enumerate(pictures, 1)}
-        if (run.path / SHORTLIST).is_file():
-            files[SHORTLIST] = read_bytes(run.path / SHORTLIST, MAX_BYTES)
-        if held_out:
-            files |= _held_out(run, suffix)
-        files[WEIGHTS] = weights
-        shown = {"pictures": len(pictures), "labelled": labelled, "chosen": bool(sentences)}
-        shown["tested"] = "data/test.source" in files
-        readme = card(config, manifest, results, file_name, facts=facts, **shown)
-    except UserError:
-        raise
-    except (ArithmeticError, AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
-        raise UserError(f"{run.source}: a file of this run is damaged ({type(error).__name__}: {error})") from None
+    manifest = shared_manifest(run.read_manifest()) | {"parameters": parameters}
+    files = {CONFIG: values.encode()}
+    for name, record in (("manifest.json", manifest), ("results.json", results)):
+        files[name] = f"{to_json(record, indent=2)}\n".encode()
+    files |= {name: read_bytes(run.path / name) for name in TOKENIZER_FILES if (run.path / name).is_file()}
+    files |= {f"attention-{number}.png": picture for number, picture in enumerate(pictures, 1)}
+    if (run.path / SHORTLIST).is_file():
+        files[SHORTLIST] = read_bytes(run.path / SHORTLIST, MAX_BYTES)
+    if held_out:
+        files |= _held_out(run, suffix)
+    files[WEIGHTS] = weights
+    shown = {"pictures": len(pictures), "labelled": labelled, "chosen": bool(sentences)}
+    shown["tested"] = "data/test.source" in files
+    readme = card(config, manifest, results, file_name, facts=facts, **shown)
     return {CARD: readme.encode(), **files}
 
 

@@ -49,10 +49,8 @@ class OtherProcessFailed(UserError):  # noqa: N818
 
 
 class _Failure(NamedTuple):
-    """The error of one process, in the form that the other processes receive.
-
-    `error` is a UserError, Interrupted or OSError. For any other exception it is None, and `text` is the traceback.
-    """
+    """The error of one process, in the form that the other processes receive. `error` is a UserError, Interrupted or
+    OSError. For any other exception it is None, and `text` is the traceback."""
 
     error: Exception | None
     text: str
@@ -68,9 +66,7 @@ class ProcessGroup:
     @contextmanager
     def join(cls) -> Iterator[Self]:
         """Join the group that this process was started in; a process that was started alone gets a group of size 1.
-
-        Tensors on GPUs are sent by NCCL, tensors on CPUs and Python objects by gloo.
-        """
+        Tensors on GPUs are sent by NCCL, tensors on CPUs and Python objects by gloo."""
         if not started_in_group():
             yield cls()
             return
@@ -92,20 +88,17 @@ class ProcessGroup:
         return None if self.is_main else True
 
     def share(self, items: S) -> S:
-        """Return this process's share: the items rank, rank + size, ...
-
-        If the items are sorted by length, all processes thus get sentences of similar lengths.
-        """
+        """Return this process's share: the items rank, rank + size, ... If the items are sorted by length, all
+        processes thus get sentences of similar lengths."""
         return items[self.rank :: self.size]
 
     def merge(self, results: Iterable[T]) -> list[T]:
-        """Gather the results that each process computed for its `share`; all processes get them, in order.
-
-        An error in one process, while it computes its results, is raised on all processes.
-        """
+        """Gather the results that each process computed for its `share`; all processes get them, in order. An error in
+        one process, while it computes its results, is raised on all processes."""
         if self.size == 1:
             return list(results)
         shares = self._exchange(lambda: list(results))
+        # Item i is number i // size in the share of process i % size.
         return [shares[i % self.size][i // self.size] for i in range(sum(map(len, shares)))]
 
     def everywhere(self, work: Callable[[], T]) -> T:
@@ -140,28 +133,20 @@ class ProcessGroup:
         self.on_main(work)
         raise error
 
-    def wait(self) -> None:
-        """Wait until all processes have called this."""
-        self.everywhere(lambda: None)
-
     def largest(self, number: Number) -> Number:
         """Return the maximum of the numbers that the processes pass."""
         return number if self.size == 1 else max(self._exchange(lambda: number))
 
     def refuse_differences(self, value: str, message: str) -> None:
-        """Raise UserError on all processes if `value` is not the same on all.
-
-        The error names the lowest rank whose value differs from rank 0's.
-        """
+        """Raise UserError on all processes if `value` is not the same on all. The error names the lowest rank whose
+        value differs from rank 0's."""
         values = self._exchange(lambda: value) if self.size > 1 else [value]
         if different := [rank for rank, other in enumerate(values) if other != values[0]]:
             self._raise(different[0], UserError(message))
 
     def _exchange(self, work: Callable[[], T]) -> list[T]:
-        """Run `work` on every process and return the results of all, by rank.
-
-        If any process fails, raises on all processes the error of the lowest rank that failed.
-        """
+        """Run `work` on every process and return the results of all, by rank. If any process fails, raises on all
+        processes the error of the lowest rank that failed."""
         outcome: T | _Failure
         raised: Exception | None = None
         try:
@@ -184,9 +169,7 @@ class ProcessGroup:
 
     def _raise(self, rank: int, error: Exception) -> None:
         """Raise the error of process `rank` on rank 0, which prints the error; raise OtherProcessFailed on other ranks.
-
-        Interrupted is raised on all ranks.
-        """
+        Interrupted is raised on all ranks."""
         if isinstance(error, Interrupted):
             raise error
         if not self.is_main:
@@ -195,11 +178,8 @@ class ProcessGroup:
 
 
 class GradientSum:
-    """Sums gradients and a few numbers over all processes, in one all-reduce after the backward pass.
-
-    An all-reduce during the backward pass would gain little, because gradients of recurrent layers are complete only at
-    its end.
-    """
+    """Sums gradients and a few numbers over all processes, in one all-reduce after the backward pass. An all-reduce
+    during the backward pass would gain little, because gradients of recurrent layers are complete only at its end."""
 
     NUMBERS = 16  # most numbers that one call can sum
 
@@ -214,12 +194,8 @@ class GradientSum:
 
     @torch.no_grad()
     def __call__(self, numbers: Sequence[Tensor | float], contributes: bool) -> Tensor:
-        """Replace each parameter's gradient by its sum over all processes.
-
-        Returns the sums of the numbers, padded with zeros: (16,).
-
-        contributes: False leaves the gradients of this process out of the sum.
-        """
+        """Replace each parameter's gradient by its sum over all processes. Returns the sums of the numbers, padded with
+        zeros: (16,). contributes: False leaves the gradients of this process out of the sum."""
         pairs = [(p, part) for p, part in zip(self.parameters, self._parts, strict=True) if p.grad is not None]
         if not contributes or len(pairs) < len(self._parts):
             self._sums.zero_()
@@ -237,10 +213,8 @@ class GradientSum:
 
 @contextmanager
 def _told_while_waiting() -> Iterator[None]:
-    """Print, once the other processes take long to start, whom this process waits for.
-
-    Variables that an earlier group left behind would otherwise let it wait without a word.
-    """
+    """Print, once the other processes take long to start, whom this process waits for. Variables that an earlier group
+    left behind would otherwise let it wait without a word."""
     place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     others = f"RANK={rank()}, WORLD_SIZE={group_size()}: waiting for the other processes at {place}; {UNSET}"
     timer = threading.Timer(PATIENCE, lambda: print(printable(others), file=sys.stderr, flush=True))
@@ -253,10 +227,8 @@ def _told_while_waiting() -> Iterator[None]:
 
 
 def _fresh_store() -> Store:
-    """Open the store by which the processes find each other: rank 0 starts it, the others connect to it.
-
-    torchrun's own store is not used, because after a restart it still has the addresses of the earlier processes.
-    """
+    """Open the store by which the processes find each other: rank 0 starts it, the others connect to it. torchrun's own
+    store is not used, because after a restart it still has the addresses of the earlier processes."""
     host = os.environ["MASTER_ADDR"]
     agent = agent_store()
     if rank() == 0:

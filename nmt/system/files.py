@@ -19,7 +19,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, AnyStr, BinaryIO
 
 from nmt.config.errors import UserError, format_value
 
@@ -114,10 +114,8 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:
-    """Yield the folders at any depth in a folder, itself included, each with the names of its files.
-
-    Follows links to folders, as users collect runs and corpora by links. Enters each folder once, whatever leads to it.
-    """
+    """Yield the folders at any depth in a folder, itself included, each with the names of its files. Follows links to
+    folders, as users collect runs and corpora by links. Enters each folder once, whatever leads to it."""
     entered, roots = set(), [folder]
     for root in roots:  # links are appended, so that a folder has its own path rather than that of a link to it
         for parent, folders, files in os.walk(root):
@@ -137,10 +135,8 @@ def folders_with(folder: Path, *names: str) -> list[Path]:
 
 
 def short_name(text: str, longest: int) -> str:
-    """Turn a text into a file's name of at most `longest` ASCII characters that needs no quotes in a shell.
-
-    Where characters are replaced or cut off, a digest of the text is appended, so that names stay distinct.
-    """
+    """Turn a text into a file's name of at most `longest` ASCII characters that needs no quotes in a shell. Where
+    characters are replaced or cut off, a digest of the text is appended, so that names stay distinct."""
     digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:6]
     plain = re.sub(r"[^\w.-]+", "-", text, flags=re.ASCII)
     if plain != text:
@@ -149,20 +145,16 @@ def short_name(text: str, longest: int) -> str:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Delete the temporary files that killed writers left in a directory and its subdirectories.
-
-    Call it only while no other process writes there.
-    """
+    """Delete the temporary files that killed writers left in a directory and its subdirectories. Call it only while no
+    other process writes there."""
     for leftover in directory.rglob(".*.part"):
         leftover.unlink(missing_ok=True)
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold an exclusive lock on the folder within the context; waits for other holders.
-
-    The system releases the lock when the process ends. Where the file system has no locks, does nothing.
-    """
+    """Hold an exclusive lock on the folder within the context; waits for other holders. The system releases the lock
+    when the process ends. Where the file system has no locks, does nothing."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):  # some network file systems cannot lock folders
@@ -174,9 +166,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 def try_lock(descriptor: int, path: Path) -> bool:
     """Take an exclusive lock on the open file `descriptor`, without waiting. Returns False if another process holds it.
-
-    Where the file system has no locks, warns and returns True.
-    """
+    Where the file system has no locks, warns and returns True."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system releases it when the process ends
     except BlockingIOError:
@@ -191,29 +181,16 @@ def try_lock(descriptor: int, path: Path) -> bool:
 
 
 def is_locked(path: Path) -> bool:
-    """Does a process hold an exclusive lock on the file?
-
-    False if the file is missing or its file system has no locks; True if it cannot be opened, for example if it is a
-    link.
-    """
+    """Does a process hold an exclusive lock on the file? False if the file is missing or its file system has no locks;
+    True if it cannot be opened."""
     try:
-        with open(_open_to_lock(path), "rb") as file:
+        with path.open("r+b") as file:  # NFS gives an exclusive lock only on a file that is open for writing
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
     except OSError as error:
         return error.errno not in UNLOCKABLE
     return False
-
-
-def _open_to_lock(path: Path) -> int:
-    """Open a file, for writing if possible: NFS gives an exclusive lock only on a file that is open for writing."""
-    try:
-        return os.open(path, os.O_RDWR | os.O_NOFOLLOW)
-    except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise
-    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
 
 
 def to_json(values: Mapping[str, Any], indent: int | None = None) -> str:
@@ -299,11 +276,8 @@ def is_archive(path: Path) -> bool:
 
 
 def _unpack(archive: zipfile.ZipFile, size: int, folder: Path) -> None:
-    """Write the files of an archive of `size` bytes into a folder.
-
-    Raises ValueError, before the first file is written, if the archive would be too large, or has a file whose name is
-    not in NAMES.
-    """
+    """Write the files of an archive of `size` bytes into a folder. Raises ValueError, before the first file is written,
+    if the archive would be too large, or has a file whose name is not in NAMES."""
     entries = [entry for entry in archive.infolist() if entry.filename not in FOLDERS]
     names = {entry.filename for entry in entries}
     if other := next((name for name in names if not NAMES.fullmatch(name)), None):
@@ -318,3 +292,20 @@ def _unpack(archive: zipfile.ZipFile, size: int, folder: Path) -> None:
         path.parent.mkdir(exist_ok=True)
         with archive.open(entry) as content, path.open("wb") as output, named_errors(path):
             shutil.copyfileobj(content, output)
+
+
+def write(stream: IO[AnyStr], content: AnyStr, name: str) -> OSError | None:
+    """Write to a stream and flush it. Returns the error, if any, with `name` as its file name.
+
+    After an error, redirects the stream to /dev/null: otherwise the interpreter would flush it at exit and fail again.
+    """
+    try:
+        stream.write(content)
+        stream.flush()
+    except OSError as error:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
+        error.filename = name
+        return error
+    return None

@@ -159,9 +159,7 @@ def release_memory() -> None:
 
 def retry_in_halves(work: Callable[[S], R], items: S) -> list[R]:
     """Return [work(items)]; if it runs out of memory, halve the items recursively and return the result of each part.
-
-    Raises UserError if memory does not suffice for one item.
-    """
+    Raises UserError if memory does not suffice for one item."""
     try:
         return [work(items)]
     except (RuntimeError, MemoryError) as error:
@@ -220,11 +218,9 @@ class IdleThreads:
     """Threads of OpenMP that do nothing. Together with those that compute, they are more than there are CPUs."""
 
     def __init__(self, threads: int, cpus: int) -> None:
-        """threads: number of threads that compute, at least 2.
-
-        Each Python thread that calls OpenMP gets a team of `threads` threads, of which it is one.
-        """
-        groups = math.ceil(max(1, cpus + 1 - threads) / (threads - 1))
+        """threads: number of threads that compute, at least 2. Each Python thread that calls OpenMP gets a team of
+        `threads` threads, of which it is one."""
+        groups = math.ceil(max(1, cpus + 1 - threads) / (threads - 1))  # each adds threads - 1 threads of OpenMP
         self._end, started = threading.Event(), threading.Barrier(groups + 1)
         for _ in range(groups):
             threading.Thread(target=self._wait, args=(started,), daemon=True).start()

@@ -13,12 +13,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from multiprocessing import resource_tracker
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, NoReturn, Self, TypeVar
 
-from nmt.config.errors import UserError, format_value
+from nmt.config.errors import UserError
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
@@ -32,16 +32,9 @@ Result = TypeVar("Result")
 
 
 def started_in_group() -> bool:
-    """Was this process started together with others, as the variables of torchrun say? An empty one is not set.
-
-    Raises UserError for variables that no launcher would set.
-    """
-    if not all(map(os.environ.get, ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))):
-        return False
-    _number("MASTER_PORT")
-    if not _number("RANK") < _number("WORLD_SIZE"):
-        raise UserError(f"RANK={os.environ['RANK']}: is not below WORLD_SIZE={os.environ['WORLD_SIZE']}; {UNSET}")
-    return _number("WORLD_SIZE") > 1
+    """Was this process started together with others, as the variables of torchrun say? An empty one is not set."""
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    return all(map(os.environ.get, names)) and _number("WORLD_SIZE") > 1
 
 
 def rank() -> int:
@@ -65,18 +58,27 @@ def local_group_size() -> int:
 
 
 def _number(name: str) -> int:
-    text = os.environ.get(name) or "0"
-    if not (text.isascii() and text.isdigit()):
-        raise UserError(
-            f"{name}={format_value(text)}: is not a number, which a launcher of several processes would set; {UNSET}"
-        )
-    return int(text)
+    return int(os.environ.get(name) or "0")
 
 
 def leave_group() -> None:
     """Forget that this process was started with others: for work that processes do not share."""
     for name in GROUP_VARIABLES:
         os.environ.pop(name, None)
+
+
+def leave(status: int) -> NoReturn:
+    """Write what the standard streams hold, and end this process without waiting for other processes or threads."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
+
+
+def joined() -> bool:
+    """Has this process joined a group, whose members tell each other of errors?"""
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and bool(distributed.is_initialized())
 
 
 def cores() -> int:
@@ -96,9 +98,7 @@ def join_cluster() -> None:
 
 def agreed(name: str, value: str) -> str:
     """Return the `value` that the first caller in the group passed for this `name`, even before a restart by torchrun.
-
-    In a process or group that torchrun did not start, returns the caller's own `value`.
-    """
+    In a process or group that torchrun did not start, returns the caller's own `value`."""
     return bytes(agent_store().compare_set(f"nmt/{name}", "", value)).decode() if has_agent() else value
 
 
@@ -115,10 +115,8 @@ def agent_store() -> "TCPStore":
 
 
 def end_with(launcher: int) -> None:
-    """Send this process SIGTERM within a second after its parent, the process `launcher`, has ended.
-
-    A launcher that is killed cannot end its processes. SIGTERM lets a run save a checkpoint first.
-    """
+    """Send this process SIGTERM within a second after its parent, the process `launcher`, has ended. A launcher that is
+    killed cannot end its processes. SIGTERM lets a run save a checkpoint first."""
 
     def watch() -> None:
         while os.getppid() == launcher:
@@ -129,16 +127,12 @@ def end_with(launcher: int) -> None:
 
 
 class Workers:
-    """Worker processes that apply functions to tasks. They start when `map` first has a task for them.
-
-    They end with the context of this object, and also if the main process is killed.
-    """
+    """Worker processes that apply functions to tasks. They start when `map` first has a task for them. They end with
+    the context of this object, and also if the main process is killed."""
 
     def __init__(self, count: int | None, key: str) -> None:
-        """count: number of processes, or None for one per core; 1 does all tasks in the main process.
-
-        key: the configuration's key for this number, for messages.
-        """
+        """count: number of processes, or None for one per core; 1 does all tasks in the main process. key: the
+        configuration's key for this number, for messages."""
         self._count, self._key = count or cores(), key
         if multiprocessing.current_process().daemon:  # Python lets a daemonic process start no others
             self._count = 1
@@ -196,18 +190,14 @@ class Workers:
 
 @contextmanager
 def clean_start() -> Iterator[None]:
-    """Let Python programs that start in this context import neither the main module nor the working directory's files.
-
-    A script that calls `nmt.train` outside `if __name__ == "__main__":` would train again in each of them. A file of
-    the working directory could have the name of one of Python's modules, or of this package.
-    """
+    """Keep processes that start in this context from importing the main module: a script that calls `nmt.train` outside
+    `if __name__ == "__main__":` would train again in each of them."""
     main = vars(sys.modules["__main__"])
     names: list[str] = [name for name in ("__spec__", "__file__") if name in main]
     hidden = {name: main.pop(name) for name in names}
     main["__spec__"] = None
     try:
-        with environment(PYTHONSAFEPATH="1"):
-            yield
+        yield
     finally:
         main.update(hidden)
 
@@ -225,3 +215,15 @@ def environment(**variables: str) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextmanager
+def handlers_restored(signals: Iterable[signal.Signals]) -> Iterator[None]:
+    """Restore this process's handlers of these signals after the context: some libraries leave theirs in place."""
+    before = {number: signal.getsignal(number) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:  # None: a handler that was set outside Python cannot be restored
+                signal.signal(number, handler)

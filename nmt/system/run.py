@@ -15,20 +15,18 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from nmt import DISTRIBUTION
 from nmt.config import schema
-from nmt.config.compose import flatten, validated
-from nmt.config.errors import UserError, counted, for_shell, format_value, override_values, user_path
+from nmt.config.errors import UserError, for_shell, format_value, override_values, user_path
 from nmt.config.schema.commands import CHANGEABLE_KEYS, LENGTH_KEYS, NO_EFFECT_KEYS
+from nmt.config.validation import flatten, validated
 from nmt.system import files
 from nmt.system.files import unpacked
-
-if TYPE_CHECKING:
-    from nmt.data.prepared import Prepared
+from nmt.system.text_table import counted
 
 RUN_SECTIONS = {"attention", "decoder", "encoder", "tokenizer", "training"}  # every run's configuration has them
 SET_BY_PRESETS = {"encoder", "decoder"}  # groups whose choice a preset of attention may set
@@ -65,10 +63,8 @@ class RunDirectory:
 
     @classmethod
     def existing(cls, path: str | Path, key: str = "run") -> "RunDirectory":
-        """Open a run, or an archive of one, for reading; "demo" is the model that comes with the package.
-
-        Raises UserError that names the configuration's `key` if there is no run at this path.
-        """
+        """Open a run, or an archive of one, for reading; "demo" is the model that comes with the package. Raises
+        UserError that names the configuration's `key` if there is no run at this path."""
         named = user_path(path)
         if str(path) == "demo" and not named.exists():
             named = DEMO
@@ -120,10 +116,8 @@ class RunDirectory:
         self._lock = None
 
     def check_present(self) -> None:
-        """Raise UserError if the claimed directory was deleted or renamed.
-
-        Call it before a write, which would create a part of the directory again.
-        """
+        """Raise UserError if the claimed directory was deleted or renamed. Call it before a write, which would create a
+        part of the directory again."""
         if self._lock is None:
             return
         held, there = os.fstat(self._lock), None
@@ -139,14 +133,11 @@ class RunDirectory:
         while time.monotonic() < deadline and files.is_locked(self.path / LOCK):
             time.sleep(0.1)
 
-    def begin(
-        self, values: Mapping[str, Any], prepared: "Prepared", report: Mapping[str, Any], start: Mapping[str, Any]
-    ) -> None:
-        """Write configuration, tokenizers and held-out text, and add `report` and `start` to the manifest.
+    def begin(self, values: Mapping[str, Any], report: Mapping[str, Any], start: Mapping[str, Any]) -> None:
+        """Write the configuration, and add `report` and `start` to the manifest.
 
-        `report` describes the corpus, `start` how the run is started, for example overrides and machine.
-
-        Raises UserError if the corpus or a tokenizer has changed since the first start.
+        `report` describes the corpus, `start` how the run is started, for example overrides and machine. Raises
+        UserError if the corpus or a tokenizer has changed since the first start.
         """
         manifest = self.read_manifest()
         if not self._has_results():
@@ -167,14 +158,8 @@ class RunDirectory:
         if "status" in manifest:  # the run had ended and now trains further
             manifest = self.update_json(self.manifest, {"status": None})
         save_values(self.config, values)  # before all other files, so that the run can be resumed after a kill
-        prepared.tokenizers.save(self.path)
-        for split in prepared:
-            if split.name != "train":
-                self.write_held_out(split.name, split.source.lines(), split.target.lines(), split.alignments)
-        starts = [*manifest.get("starts", []), {**environment(), **start}]
-        fixed = {key: value for key, value in flatten(values) if key not in CHANGEABLE_KEYS}
-        record = {"seed": values["seed"], "config": fixed, "data": report, "starts": starts}
-        self.update_json(self.manifest, record)
+        starts = [*manifest.get("starts", []), {**_software(), **start}]
+        self.update_json(self.manifest, {"seed": values["seed"], "data": report, "starts": starts})
 
     def first_start(self) -> dict[str, Any]:
         """Return the record of the first start: command-line overrides, group choices, environment; {} if unknown."""
@@ -205,10 +190,8 @@ class RunDirectory:
         }
 
     def system_digest(self) -> str:
-        """Compute a digest that is equal for all runs of one system, whatever their seeds.
-
-        The seeds of a run's teachers and of the run that it starts from do not change the digest either.
-        """
+        """Compute a digest that is equal for all runs of one system, whatever their seeds. The seeds of a run's
+        teachers and of the run that it starts from do not change the digest either."""
         ignored = CHANGEABLE_KEYS - LENGTH_KEYS | {"seed"}
         saved = dict(flatten(load_values(self.config)))
         values = {key: value for key, value in saved.items() if key not in ignored}
@@ -228,10 +211,8 @@ class RunDirectory:
         return self.read_manifest().get("status") if self.config.exists() else None
 
     def has_finished(self, values: Mapping[str, Any], fingerprint: str) -> bool:
-        """Has a run with this configuration and corpus fingerprint ended here, so that it need not run again?
-
-        A finished run that has lost its scores has not. Raises UserError if the file of the scores is damaged.
-        """
+        """Has a run with this configuration and corpus fingerprint ended here, so that it need not run again? A
+        finished run that has lost its scores has not. Raises UserError if the file of the scores is damaged."""
         if not self.status() or self.read_manifest().get("data", {}).get("fingerprint") != fingerprint:
             return False
         if self.status() == FINISHED and not read_json(self.results):
@@ -240,9 +221,7 @@ class RunDirectory:
 
     def held_out(self, split: str) -> tuple[list[str], list[str], list[str] | None]:
         """Read sources, references and gold alignments of a split; the alignments are None if the corpus has none.
-
-        Raises UserError if the run has no such split, or if its files are damaged.
-        """
+        Raises UserError if the run has no such split, or if its files are damaged."""
         source, target, gold = (self.data / f"{split}.{name}" for name in ("source", "target", "alignments"))
         if not (source.is_file() and target.is_file()):
             if self.is_archive:
@@ -310,13 +289,6 @@ class RunDirectory:
                 f"choose another hydra.run.dir (for a sweep, hydra.sweep.dir), or resume the run with "
                 f"{for_shell('run', self.path)}"
             )
-        now = dict(flatten(values))
-        for key, value in self.read_manifest().get("config", {}).items():
-            if now.get(key) != value:
-                raise UserError(
-                    f"{self.config}: {key} was {value} when the run began, {now.get(key)} now; undo this edit, or "
-                    "start a new run"
-                )
 
 
 def _differences(saved: Mapping[str, Any], new: Mapping[str, Any], ignored: set[str]) -> dict[str, tuple[Any, Any]]:
@@ -340,23 +312,19 @@ def text_lines(path: Path) -> list[str]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object; return {} if there is no such file. Raises UserError if the file
-    cannot be read or holds anything else."""
+    """Read a JSON object; return {} if there is no such file. Raises UserError if the file cannot be read or holds
+    anything else."""
+    remedy = "restore it" + ", or delete it and measure again" * (path.name == "results.json")
     try:
         values = json.loads(files.read_bytes(path))
         json.dumps(values, ensure_ascii=False).encode()  # an escaped lone surrogate could not be written again
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); if it is damaged, restore it{_or_measure(path)}") from None
+        raise UserError(f"{path}: cannot be read ({error}); if it is damaged, {remedy}") from None
     if not isinstance(values, dict):
-        raise UserError(f"{path}: is not a JSON object; restore it{_or_measure(path)}")
+        raise UserError(f"{path}: is not a JSON object; {remedy}")
     return values
-
-
-def _or_measure(path: Path) -> str:
-    """Return the end of a message: a file of scores can be made again, other files cannot."""
-    return ", or delete it and measure again" if path.name == "results.json" else ""
 
 
 def digest(values: Mapping[str, Any]) -> str:
@@ -388,7 +356,7 @@ def load_values(path: Path) -> dict[str, Any]:
 
 def load_config(path: Path) -> schema.TrainConfig:
     """Read and check a run's saved configuration. Raises UserError."""
-    return validated(schema.TrainConfig, load_values(path), path)
+    return validated(schema.TrainConfig, load_values(path), source=path)
 
 
 def save_values(path: Path, values: Mapping[str, Any]) -> None:
@@ -396,11 +364,11 @@ def save_values(path: Path, values: Mapping[str, Any]) -> None:
     files.write_atomically(path, yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True).encode("utf-8"))
 
 
-# The environment of a start
+# What the manifest records of a start
 
 
-def environment() -> dict[str, Any]:
-    """Record time, Python, platform, package versions and the code's commit, for the manifest."""
+def _software() -> dict[str, Any]:
+    """Return the time, and the versions of Python, platform, packages and code."""
     versions: dict[str, str | None] = dict.fromkeys(PACKAGES)
     for package, distribution in PACKAGES.items():
         with suppress(importlib.metadata.PackageNotFoundError):

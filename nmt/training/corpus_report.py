@@ -5,34 +5,33 @@ from collections.abc import Mapping
 from typing import Any
 
 from nmt.config import schema
-from nmt.config.schema.data import FileTokenizer, SidesTokenizer
-from nmt.data.prepared import Prepared, Split
+from nmt.data.prepared_corpus import PreparedCorpus, Split
 from nmt.data.tokenizer import Tokenizer
 from nmt.evaluate.metrics import ScoreSettings, nfc, score
 
 ROUND_TRIPS = 2_000  # largest number of references per split whose round trip is scored; this takes a fifth of a second
 MIN_BLEU = 99.0  # round trip BLEU below which the report warns
-MIN_USED = 0.9  # share of used training pairs below which the log warns
+MIN_USED = 0.9  # fraction of training pairs that are used, below which the log warns
 log = logging.getLogger(__name__)
 
 
-def corpus_report(prepared: Prepared, config: schema.TrainConfig, settings: ScoreSettings) -> dict[str, Any]:
+def corpus_report(prepared: PreparedCorpus, config: schema.TrainConfig, settings: ScoreSettings) -> dict[str, Any]:
     """Return the report of a prepared corpus, with round_trip_bleu of each held-out split and a warning if it is low.
 
     round_trip_bleu is the BLEU of the references, after the tokenizer has encoded and decoded them, against the
     unchanged references. No model's translations are expected to score higher.
     """
     splits, warnings = dict(prepared.report["splits"]), list(prepared.report["warnings"])
-    for split in prepared:
-        if split.name == "train":
-            continue
+    for split in prepared.held_out:
         bleu = round_trip_bleu(split, prepared.tokenizers.target, settings)
         splits[split.name] = {**splits[split.name], "round_trip_bleu": round(bleu, 4)}
         if bleu < MIN_BLEU:
-            remedy = _remedy(config, splits[split.name]["unknown_rate"][1])
+            lowercase = config.tokenizer.lowercase and not config.evaluation.lowercase
+            other = "another tokenizer.normalization, or tokenizer.byte_fallback=true"
             warnings.append(
                 f"{split.name}: the references have BLEU {bleu:.2f} against themselves after the tokenizer has encoded "
-                f"and decoded them, so all translations score too low; try {remedy}"
+                f"and decoded them, so all translations score too low; try "
+                f"{'evaluation.lowercase=true' if lowercase else other}"
             )
     return {**prepared.report, "splits": splits, "warnings": warnings}
 
@@ -45,22 +44,6 @@ def round_trip_bleu(split: Split, tokenizer: Tokenizer, settings: ScoreSettings,
     if all(line.split() == reference.split() for line, reference in zip(decoded, references, strict=True)):
         return 100.0  # sacreBLEU gives less if no sentence has four words
     return score(decoded, references, settings, ("bleu",))["bleu"]
-
-
-def _remedy(config: schema.TrainConfig, unknown_rate: float) -> str:
-    """Suggest overrides with which the tokenizer loses less of each reference, or with which BLEU ignores the loss."""
-    tokenizer = config.tokenizer
-    if tokenizer.lowercase and not config.evaluation.lowercase:
-        return "evaluation.lowercase=true"
-    if isinstance(tokenizer, FileTokenizer):
-        return "a tokenizer trained on this corpus (tokenizer=bpe)"
-    key, target = "tokenizer", tokenizer.target if isinstance(tokenizer, SidesTokenizer) else tokenizer
-    if target is not tokenizer:
-        key = "tokenizer.target"
-    values = [f"{key}.byte_fallback=true"] if unknown_rate else []
-    if target.normalization in {"nfkc", "nfkd"}:
-        values.append(f"{key}.normalization=nfc")
-    return " ".join(values) or f"{key}.normalization=none"
 
 
 def log_corpus_report(report: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from nmt.data.batching import Indices
 from nmt.data.prepare import fingerprint_of, is_prepared
 from nmt.system.distributed import Interrupted
 from nmt.system.text_table import human_duration
-from nmt.training.job import Job, Setup, build, prepare
+from nmt.training.job import Job, Setup, set_up
 from nmt.training.loop import Observer
 from nmt.training.trainer import Trainer
 from nmt.training.utilisation import ideal_seconds
@@ -58,7 +58,7 @@ def dry_run(
     if not is_prepared(config.data, fingerprint_of(elsewhere, config.tokenizer)):
         config = config.model_copy(update={"data": elsewhere})
     with Job.join(config, directory) as job:
-        setup = build(job, prepare(job, overrides, choices or {}))
+        setup = set_up(job, overrides, choices)
         trainer, preparation = setup.trainer, time.perf_counter() - began
         try:
             with trainer.signals:
@@ -75,10 +75,8 @@ def dry_run(
 
 
 def _time_updates(trainer: Trainer, seconds: float) -> tuple[float, float]:
-    """Return the mean time of an update in seconds and its mean target tokens, measured for about `seconds`.
-
-    The first two updates are on the largest batch, so that memory reaches its peak.
-    """
+    """Return the mean time of an update in seconds and its mean target tokens, measured for about `seconds`. The first
+    two updates are on the largest batch, so that memory reaches its peak."""
     candidates, split = [*trainer.plan[:CANDIDATES]], trainer.batches.split
 
     def attention_size(indices: Indices) -> int:
@@ -115,8 +113,8 @@ def _time_validation(setup: Setup) -> float:
     longest translation, and an untrained model would end translations at arbitrary lengths.
     """
     split, translator = setup.corpus.splits["validation"], setup.translator
-    start = max(0, len(split) - PAIRS) // 2
-    pairs = np.argsort(split.source.lengths, kind="stable")[start : start + PAIRS]  # around the median source length
+    first = max(0, len(split) - PAIRS) // 2
+    pairs = np.argsort(split.source.lengths, kind="stable")[first : first + PAIRS]  # around the median source length
     length = int(split.target.lengths_of(pairs).max())
     lengths = {"min_length": length, "max_length": length, "max_ratio": length}
     translator.use_search(translator.settings.model_copy(update=lengths))
@@ -134,17 +132,14 @@ def peak_memory(device: torch.device) -> int:
 
 
 def cost_report(setup: Setup, costs: Costs, peak: int, ideal: float) -> list[str]:
-    """Write the lines that tell the user how much time and memory the run would take.
-
-    ideal: see `ideal_seconds`.
-    """
+    """Write the lines that tell the user how much time and memory the run would take. ideal: see `ideal_seconds`."""
     trainer, splits, config = setup.trainer, setup.corpus.splits, setup.job.config
     epoch, total = len(trainer.batches.epoch(0)), trainer.total_steps
     interval = config.validation.every * (1 if config.validation.unit == "steps" else epoch)
     validations = math.ceil(total / interval) + (config.training.start_from is not None)
     validation = len(splits["validation"]) * costs.pair
     seconds = costs.preparation + total * costs.update + validations * validation
-    seconds += sum(len(split) for split in setup.held_out) * costs.pair
+    seconds += sum(len(split) for split in setup.corpus.held_out) * costs.pair
     group, device = setup.job.group, setup.job.machine.device
     kind = "GPU memory" if device.type == "cuda" else "memory"
     return [

@@ -1,4 +1,4 @@
-"""Runs a training job: prepare, build, fit, evaluate.
+"""Runs a training job: set up, fit, evaluate.
 
 All processes of a group run the same job. Work that only rank 0 may do, or that may fail on one process, goes through
 `group.on_main`, `group.main_first` or `group.everywhere`, which raise the error of one process on all of them.
@@ -17,8 +17,8 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from nmt.config import schema
 from nmt.config.errors import UserError, for_shell, user_path
 from nmt.data.batching import make_batches
-from nmt.data.prepare import prepare as prepare_corpus
-from nmt.data.prepared import Prepared, Split
+from nmt.data.prepare import prepare
+from nmt.data.prepared_corpus import PreparedCorpus, Split
 from nmt.evaluate.evaluation import evaluate_run, score_settings
 from nmt.evaluate.metrics import METRICS, ScoreSettings, shown
 from nmt.model.checkpoints import BEST, LAST, load_weights, new_model
@@ -26,10 +26,10 @@ from nmt.system.distributed import Interrupted, ProcessGroup
 from nmt.system.machine import Machine, fair_waiting, tune_memory
 from nmt.system.run import FINISHED, PRUNED, RunDirectory, read_json
 from nmt.training.corpus_report import corpus_report, log_corpus_report
-from nmt.training.initial import InitialWeights, Teachers, load_initial_weights, load_teachers
 from nmt.training.journal import Journal, NullJournal, check_packages, log_to_file, save_figures
 from nmt.training.loop import Observer, Pruned, TrainingLoop
 from nmt.training.losses import Objective
+from nmt.training.other_runs import InitialWeights, Teachers, load_initial_weights, load_teachers
 from nmt.training.trainer import Trainer
 from nmt.training.utilisation import ideal_seconds
 from nmt.training.validation import Validator, pick_samples
@@ -67,8 +67,7 @@ def train_run(
     checkpoint is saved.
     """
     with Job.join(config, directory) as job:
-        inputs = prepare(job, overrides, choices or {})
-        setup = build(job, inputs)
+        setup = set_up(job, overrides, choices)
         with Journal(job.run, config) if job.group.is_main else NullJournal() as journal:
             if fit(setup, journal, observer):
                 evaluate(setup, journal)
@@ -109,70 +108,11 @@ class Job(NamedTuple):
             raise stop
 
 
-class Inputs(NamedTuple):
-    """What `prepare` loads and `build` needs."""
-
-    corpus: Prepared
-    settings: ScoreSettings
-    initial: InitialWeights | None  # None if the weights are random or those of the last checkpoint
-    teachers: Teachers
-
-
-def prepare(job: Job, overrides: Sequence[str], choices: Mapping[str, str]) -> Inputs:
-    """Claim the run directory, load all that the run needs, record how it starts, and begin its log file."""
-    config, run, group = job.config, job.run, job.group
-    values = config.model_dump(mode="json")
-    # These checks come before anything is written.
-    group.everywhere(lambda: check_packages(config.logger))
-    settings = group.everywhere(
-        lambda: score_settings(config.evaluation, config.data.target_lang, config.validation.monitor)
-    )
-    group.on_main(lambda: run.claim(values))
-    corpus = group.main_first(lambda: prepare_corpus(config.data, config.tokenizer))
-    group.refuse_differences(
-        corpus.report["content"], "data: another corpus than that of rank 0; give all machines the same"
-    )
-    report = group.on_main(lambda: corpus_report(corpus, config, settings))
-    resumed = group.on_main(lambda: _can_resume(run))
-    initial = None if resumed else group.everywhere(lambda: load_initial_weights(config, corpus))
-    recorded = run.first_start().get("teachers", []) if resumed else []
-    teachers = group.everywhere(lambda: load_teachers(config, corpus, job.machine, recorded))
-
-    record: dict[str, Any] = {"overrides": [*overrides], "choices": choices}
-    record["machine"] = {**job.machine.describe(), "processes": group.size}
-    if initial is not None:
-        record["start_from"] = initial.record
-    if teachers.records:
-        record["teachers"] = teachers.records
-    group.on_main(lambda: run.begin(values, corpus, report, record))
-    if group.largest(not run.config.is_file()):
-        raise UserError(f"{run.path}: not on every machine; put the run on a file system that all machines share")
-    if group.is_main:
-        job.closing.enter_context(log_to_file(run.log))
-    log_corpus_report(report)
-    return Inputs(corpus, settings, initial, teachers)
-
-
-def _can_resume(run: RunDirectory) -> bool:
-    """Return whether the run has a checkpoint to resume from.
-
-    Raises UserError if the run has ended and its checkpoint is gone: training anew would overwrite the best weights.
-    """
-    exists = (run.checkpoints / LAST).exists()
-    if not exists and run.status() and (run.checkpoints / BEST).exists():
-        raise UserError(
-            f"{run.path}: has ended, and its checkpoints/{LAST} is gone, so that it cannot continue; measure it with "
-            f"nmt-evaluate {for_shell('run', str(run.path))}, start a new run from its weights with "
-            f"{for_shell('training.start_from', str(run.path))}, or delete it"
-        )
-    return exists
-
-
 class Setup(NamedTuple):
-    """What `build` makes, and `fit` and `evaluate` need."""
+    """All that trains, validates and evaluates a run."""
 
     job: Job
-    corpus: Prepared
+    corpus: PreparedCorpus
     settings: ScoreSettings
     translator: Translator
     trainer: Trainer
@@ -183,16 +123,69 @@ class Setup(NamedTuple):
         """Count the model's parameters."""
         return sum(parameter.numel() for parameter in self.trainer.model.parameters())
 
-    @property
-    def held_out(self) -> list[Split]:
-        """Return the splits that the run is evaluated on: all but the training split."""
-        return [split for split in self.corpus if split.name != "train"]
+
+def set_up(job: Job, overrides: Sequence[str] = (), choices: Mapping[str, str] | None = None) -> Setup:
+    """Claim the run directory, load all that the run needs, record how the run starts, and build the model and all that
+    trains and validates it. Begins the run's log file; overrides, choices: as in `train_run`."""
+    config, run, group = job.config, job.run, job.group
+    values = config.model_dump(mode="json")
+    # These checks come before anything is written.
+    group.everywhere(lambda: check_packages(config.logger))
+    settings = group.everywhere(
+        lambda: score_settings(config.evaluation, config.data.target_lang, config.validation.monitor)
+    )
+    group.on_main(lambda: run.claim(values))
+    corpus = group.main_first(lambda: prepare(config.data, config.tokenizer))
+    group.refuse_differences(
+        corpus.report["content"], "data: another corpus than that of rank 0; give all machines the same"
+    )
+    report = group.on_main(lambda: corpus_report(corpus, config, settings))
+    resumed = group.on_main(lambda: _can_resume(run))
+    initial = None if resumed else group.everywhere(lambda: load_initial_weights(config, corpus))
+    recorded = run.first_start().get("teachers", []) if resumed else []
+    teachers = group.everywhere(lambda: load_teachers(config, corpus, job.machine, recorded))
+
+    start: dict[str, Any] = {"overrides": [*overrides], "choices": choices or {}}
+    start["machine"] = {**job.machine.describe(), "processes": group.size}
+    if initial is not None:
+        start["start_from"] = initial.record
+    if teachers.records:
+        start["teachers"] = teachers.records
+
+    def begin() -> None:
+        run.begin(values, report, start)
+        corpus.tokenizers.save(run.path)
+        for split in corpus.held_out:
+            run.write_held_out(split.name, split.source.lines(), split.target.lines(), split.alignments)
+
+    group.on_main(begin)
+    if group.largest(not run.config.is_file()):
+        raise UserError(f"{run.path}: not on every machine; put the run on a file system that all machines share")
+    if group.is_main:
+        job.closing.enter_context(log_to_file(run.log))
+    log_corpus_report(report)
+    return _build(job, corpus, settings, initial, teachers)
 
 
-def build(job: Job, inputs: Inputs) -> Setup:
-    """Build the model and all that trains and validates it. Warn of configuration values that have no effect."""
+def _can_resume(run: RunDirectory) -> bool:
+    """Return whether the run has a checkpoint to resume from. Raises UserError if the run has ended and its checkpoint
+    is gone: training anew would overwrite the best weights."""
+    exists = (run.checkpoints / LAST).exists()
+    if not exists and run.status() and (run.checkpoints / BEST).exists():
+        raise UserError(
+            f"{run.path}: has ended, and its checkpoints/{LAST} is gone, so that it cannot continue; measure it with "
+            f"nmt-evaluate {for_shell('run', str(run.path))}, start a new run from its weights with "
+            f"{for_shell('training.start_from', str(run.path))}, or delete it"
+        )
+    return exists
+
+
+def _build(
+    job: Job, corpus: PreparedCorpus, settings: ScoreSettings, initial: InitialWeights | None, teachers: Teachers
+) -> Setup:
+    """Build the model and all that trains and validates it. initial: None if the weights are random, or those of the
+    last checkpoint."""
     config, machine, group = job.config, job.machine, job.group
-    corpus, settings, initial, teachers = inputs
     torch.manual_seed(config.seed)
     model = new_model(config, corpus.tokenizers)
     if initial is not None:
@@ -221,8 +214,8 @@ def build(job: Job, inputs: Inputs) -> Setup:
 def warn_of_no_effect(config: schema.TrainConfig, objective: Objective, total_steps: int) -> None:
     """Warn of configuration values that would take effect only after the last update."""
     for loss in objective.auxiliary:
-        if loss.start >= total_steps:
-            log.warning("attention.coverage.loss_start=%d: the run ends before, at step %d", loss.start, total_steps)
+        if loss.delay >= total_steps:
+            log.warning("attention.coverage.loss_start=%d: the run ends before, at step %d", loss.delay, total_steps)
     if config.schedule.warmup_steps > total_steps:
         text = "schedule.warmup_steps=%d: the run ends before, at step %d, and never reaches optimizer.lr"
         log.warning(text, config.schedule.warmup_steps, total_steps)
@@ -264,10 +257,9 @@ def fit(setup: Setup, journal: Journal, observer: Observer | None = None) -> boo
 def evaluate(setup: Setup, journal: Journal) -> None:
     """Evaluate the best checkpoint on every held-out split, save heatmaps, and record that the run has finished."""
     run, group = setup.job.run, setup.job.group
-    group.wait()  # until rank 0 has written the best checkpoint
-    group.on_main(run.check_present)
+    group.on_main(run.check_present)  # waits until rank 0 has written the best checkpoint
     load_weights(setup.trainer.model, run.checkpoints / BEST)
-    for split in setup.held_out:
+    for split in setup.corpus.held_out:
         _evaluate_split(setup, split)
     group.on_main(lambda: _finish(setup, journal))
 
@@ -296,7 +288,7 @@ def _finish(setup: Setup, journal: Journal) -> None:
     results = read_json(run.results)
     scores = {
         f"best/{split.name}_{key}": results[split.name][key]
-        for split in setup.held_out
+        for split in setup.corpus.held_out
         for key in (*METRICS, "aer")
         if results.get(split.name, {}).get(key) is not None
     }

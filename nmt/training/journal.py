@@ -28,7 +28,6 @@ from nmt.training.validation import Sample
 from nmt.translate.heatmap import draw_alignment, save, to_array
 
 WANDB = "wandb.json"  # in the run directory: the identifier of the run in W&B
-EVENTS = "events.out.tfevents"  # TensorBoard's files are named EVENTS.SECOND.HOST.PROCESS.NUMBER
 PROJECT = "nmt"  # W&B's project, unless its environment variable names another
 MAX_TAG = 64  # W&B's limit of a tag's characters
 # Punctuation as character references, which have no meaning in Markdown or HTML.
@@ -37,9 +36,8 @@ log = logging.getLogger(__name__)
 
 
 class Journal:
-    """Writes every number to metrics.jsonl, TensorBoard and W&B, and the main ones to the log and the progress bar.
-
-    Use it in a `with` statement."""
+    """Writes every number to metrics.jsonl, TensorBoard and W&B, and the main ones to the log and the progress bar. Use
+    it in a `with` statement."""
 
     def __init__(self, run: RunDirectory, config: TrainConfig) -> None:
         self._run, self._config = run, config
@@ -59,8 +57,6 @@ class Journal:
             self._wandb = start_wandb(self._run, self._config)
         truncate_after(self._run.metrics, logged_step, validated)
         if self._config.logger:
-            with named_errors(self._run.tensorboard):
-                sort_before_now(self._run.tensorboard)
             # purge_step hides the events that a killed run wrote after logged_step, so that no curve runs back.
             self._events = SummaryWriter(str(self._run.tensorboard), purge_step=logged_step + 1)
         self._bar = tqdm(
@@ -108,22 +104,20 @@ class Journal:
             "  *best*" if best else "",
         )
 
-    def samples(self, step: int, rows: Sequence[Sample]) -> None:
+    def samples(self, step: int, samples: Sequence[Sample]) -> None:
         """Record source, reference and translation as text, attention and saliency as pictures, in TensorBoard."""
-        if self._events is None or not rows:
+        if self._events is None or not samples:
             return
-        table: list[Iterable[str]] = [("source", "reference", "hypothesis"), ("---",) * 3]
-        table += [map(literal, (row.source, row.reference, row.translation.text)) for row in rows]
-        self._write("add_text", "validation/samples", "\n".join(f"| {' | '.join(row)} |" for row in table), step)
-        for number, row in enumerate(rows, 1):
-            for kind, figure in sample_figures(row, f"step {step}").items():
+        rows: list[Iterable[str]] = [("source", "reference", "hypothesis"), ("---",) * 3]
+        rows += [map(literal, (sample.source, sample.reference, sample.translation.text)) for sample in samples]
+        self._write("add_text", "validation/samples", "\n".join(f"| {' | '.join(row)} |" for row in rows), step)
+        for number, sample in enumerate(samples, 1):
+            for kind, figure in sample_figures(sample, f"step {step}").items():
                 self._write("add_image", f"{kind}/{number}", to_array(figure), step, dataformats="HWC")
 
     def config(self, values: Mapping[str, Any]) -> None:
-        """Record the resolved configuration as text, and the overrides as hyperparameters, in TensorBoard.
-
-        Numbers stay numbers. Other values are written as a user types them, since TensorBoard would show true as 1.0.
-        """
+        """Record the resolved configuration as text, and the overrides as hyperparameters, in TensorBoard. Numbers stay
+        numbers. Other values are written as a user types them, since TensorBoard would show true as 1.0."""
         if self._events is None:
             return
         words = {None: "null", True: "true", False: "false"}
@@ -149,11 +143,8 @@ class Journal:
         self._bar.close()
 
     def outcome(self, step: int, scores: Mapping[str, float]) -> None:
-        """Record the scores of a run that has ended at `step`.
-
-        The scores are recorded at step + 1. If the run is extended later, TensorBoard hides them, as it hides all
-        events after the last checkpoint.
-        """
+        """Record the scores of a run that has ended at `step`. The scores are recorded at step + 1. If the run is
+        extended later, TensorBoard hides them, as it hides all events after the last checkpoint."""
         if self._events is not None:
             self._add_summary(2, {})
         self._scalars(step + 1, scores)
@@ -162,10 +153,8 @@ class Journal:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Close everything. After an error, W&B shows the run as resumable.
-
-        If W&B fails now, only warn, because the run's own files are complete.
-        """
+        """Close everything. After an error, W&B shows the run as resumable. If W&B fails now, only warn, because the
+        run's own files are complete."""
         self._bar.close()
         try:
             self._write("close")
@@ -256,19 +245,6 @@ def truncate_after(path: Path, step: int, validated: int) -> None:
             if values["step"] <= min(last, step):
                 lines.append(line)
     write_atomically(path, "".join(f"{line}\n" for line in lines).encode("utf-8"))
-
-
-def sort_before_now(folder: Path) -> None:
-    """Rename TensorBoard's files in a folder, if necessary, so that their names sort before that of a file opened now.
-
-    TensorBoard reads files in the order of their names, which begin with the second in which a file was opened. So if
-    the clock was set back, it would take a resumed run's values for older ones, and hide them.
-    """
-    files = sorted(folder.glob(f"{EVENTS}.*"))
-    if files and files[-1].name.removeprefix(f"{EVENTS}.") >= f"{int(time.time()):010d}":
-        for number, file in enumerate(files):
-            _, _, rest = file.name.removeprefix(f"{EVENTS}.").partition(".")
-            file.rename(folder / f"{EVENTS}.{number:010d}.{rest}")
 
 
 def check_packages(loggers: Iterable[str]) -> None:

@@ -56,11 +56,11 @@ class TrainingLoop:
         self.window = LogWindow()
         self.resumed_at = 0, 0.0  # step and seconds spent when this process took up the run
 
-    def resume(self) -> bool:
-        """Load the last checkpoint; return False if there is none. Raises UserError if it does not fit the run."""
+    def resume(self) -> None:
+        """Load the last checkpoint, if there is one. Raises UserError if it does not fit the run."""
         path = self.run.checkpoints / LAST
         if not path.exists():
-            return False
+            return
         try:
             state = read_checkpoint(path)
         except ValueError:
@@ -75,14 +75,10 @@ class TrainingLoop:
         moved = state["total_steps"] != trainer.total_steps
         if moved and self.config.schedule.kind == "cosine" and trainer.step < trainer.total_steps:
             log.warning("the number of updates has changed, and the cosine schedule with it: the learning rate jumps")
-        return True
 
     def fit(self) -> None:
-        """Train to the end.
-
-        Raises Interrupted at a signal, and Pruned if the observer returns True. Raises UserError if W&B refuses
-        the run, after too many skipped updates, or if a single sentence pair does not fit in memory.
-        """
+        """Train to the end. Raises Interrupted at a signal, and Pruned if the observer returns True. Raises UserError
+        if W&B refuses the run, after too many skipped updates, or if a single sentence pair does not fit in memory."""
         trainer = self.trainer
         begin = partial(self.journal.begin, self.logged_step, self.validated, trainer.step, trainer.total_steps)
         trainer.group.on_main(begin)
@@ -114,11 +110,9 @@ class TrainingLoop:
             self.journal.end_of_updates()
 
     def summary(self) -> dict[str, Any]:
-        """Return what the manifest records of the training so far.
-
-        The shares are those of loading batches, recording CUDA graphs, and validation in all seconds spent.
-        """
-        trainer, spent = self.trainer, self.trainer.seconds_of
+        """Return what the manifest records of the training so far. "time_fractions" are the fractions of all seconds
+        that went to loading batches, recording CUDA graphs, and validation."""
+        trainer, spent = self.trainer, max(self._seconds_spent(), 1e-9)
         return {
             "steps": trainer.step,
             "epochs": round(trainer.epochs, 3),
@@ -126,7 +120,7 @@ class TrainingLoop:
             "target_tokens": trainer.tokens,
             "target_tokens_per_second": round(trainer.tokens / max(trainer.seconds, 1e-9), 1),
             "utilisation": round(self._utilisation(trainer.tokens, trainer.seconds), 4),
-            "shares": {name: round(seconds / max(self._seconds_spent(), 1e-9), 4) for name, seconds in spent.items()},
+            "time_fractions": {name: round(seconds / spent, 4) for name, seconds in trainer.seconds_of.items()},
             "bad_steps": trainer.bad.count,
             "best_step": self.stopping.best_step,
             f"best_{self.stopping.monitor}": self.stopping.best,
@@ -140,11 +134,8 @@ class TrainingLoop:
         return self.trainer.step >= self.trainer.total_steps or self.stopping.exhausted
 
     def _after_update(self) -> None:
-        """Log, validate and save after an update, as configured.
-
-        The checkpoint is saved last. If the run is killed before that, it resumes from an earlier checkpoint, and logs
-        and validates again.
-        """
+        """Log, validate and save after an update, as configured. The checkpoint is saved last. If the run is killed
+        before that, it resumes from an earlier checkpoint, and logs and validates again."""
         self.run.check_present()
         step, epochs = self.trainer.step, self.trainer.epochs
         if step % self.config.training.log_every == 0 or self._finished():
@@ -232,7 +223,7 @@ class TrainingLoop:
         }
 
     def _load_state(self, state: dict[str, Any]) -> None:
-        check_state(state, self.trainer.model, self.trainer.optimizer)
+        check_shapes(state, self.trainer.model, self.trainer.optimizer)
         self.trainer.load_state_dict(state)
         self.stopping.load_state_dict(state["stopping"])
         self.validated, self.logged_step = state["validated"], state["logged_step"]
@@ -276,12 +267,9 @@ class LogWindow:
         return {name: total / count for name, total, count in zip(names, totals, counts, strict=True)}
 
 
-def check_state(state: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Check that a checkpoint has the tensor shapes of this model and optimizer, and valid numbers.
-
-    Raises ValueError for a wrong shape or number. A checkpoint with another structure can raise any other exception,
-    such as KeyError.
-    """
+def check_shapes(state: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raise ValueError if a checkpoint has weights or an optimizer's state of other shapes than this run. A checkpoint
+    with another structure can raise any other exception, such as KeyError."""
     weights = model.state_dict()
     if not all(same_form(state[name], weights) for name in ("model", "updated") if name in state):
         raise ValueError("the weights of another model")
@@ -290,15 +278,3 @@ def check_state(state: Mapping[str, Any], model: nn.Module, optimizer: torch.opt
         shapes = {parameters[number].shape, torch.Size([])}
         if any(isinstance(value, Tensor) and value.shape not in shapes for value in values.values()):
             raise ValueError("the optimizer's state is that of another model")
-    stopping, (seconds, tokens), (updates, window_tokens, window_seconds) = (
-        state[name] for name in ("stopping", "spent", "window")
-    )
-    counts = [state[name] for name in ("step", "epoch", "batch_index", "validated", "total_steps")]
-    counts += [*state["bad"], state["logged_step"] + 1, tokens, window_tokens]
-    counts += [stopping["best_step"], stopping["waited"]]
-    if any(type(count) is not int or count < 0 for count in counts) or min(seconds, window_seconds) < 0:
-        raise ValueError("a count is not a natural number")
-    if not isinstance(stopping["best"], float | int | None):
-        raise ValueError("the best score is not a number")
-    if any(term.dim() or update.keys() != updates[0].keys() for update in updates for term in update.values()):
-        raise ValueError("a sum is not a number")

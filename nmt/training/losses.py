@@ -34,6 +34,7 @@ from nmt.model.seq2seq import Seq2Seq
 from nmt.ops.draws import SentenceDraws, copied_draws, sentence_draws, sentence_keys
 from nmt.ops.output_loss import Criterion, cross_entropy
 from nmt.ops.products import in_autocast_dtype
+from nmt.ops.trees import map_tensors
 
 Terms = dict[str, Tensor]
 
@@ -96,9 +97,9 @@ def mean_probabilities(
     the bias (V,) of each model's output layer, where R is the size of a readout.
     """
     fields = len(Components._fields)
-    starts = range(0, len(components), fields)
-    models = zip((Components(*components[i : i + fields]) for i in starts), output_layers, strict=True)
-    total, *others = (model.probabilities(*layer, dtype) for model, layer in models)
+    models = (Components(*components[i : i + fields]) for i in range(0, len(components), fields))
+    layers = zip(models, output_layers, strict=True)
+    total, *others = (model.probabilities(*layer, dtype) for model, layer in layers)
     for other in others:
         total += other
     return total.div_(len(output_layers))
@@ -107,8 +108,8 @@ def mean_probabilities(
 class TokenPrediction(NamedTuple):
     """What the model decoded for a batch, in one or more passes, and the losses of its target tokens."""
 
-    batch: Batch  # repeated for each pass: passes * B rows
-    decoded: Decoded  # passes * B rows
+    batch: Batch  # passes * B sentences: the batch, repeated for each pass
+    decoded: Decoded  # of the same sentences
     total: Tensor  # () reduced loss: the sum of the losses of all target tokens
     terms: Terms  # loss terms by name, each (B, T), 0 at padding and detached
     passes: int = 1  # how often each sentence was decoded: once, except with R-Drop
@@ -125,23 +126,19 @@ class TokenLoss:
         self.model, self.pad, self.criterion, self.passes = model, pad, criterion, passes
 
     def __call__(self, batch: Batch) -> TokenPrediction:
-        """Decode a batch on the model's device in all passes at once, and compute the loss of each target token.
-
-        By default there is a single pass, which decodes each sentence once.
-        """
+        """Decode a batch on the model's device in all passes at once, and compute the loss of each target token. By
+        default there is a single pass, which decodes each sentence once."""
         targets, B = batch.target_out, len(batch.source)
         if self.passes > 1:
             batch = repeat(batch, self.passes)
-        rows = torch.arange(len(batch.source))
-        with copied_draws(rows % B, rows // B):  # row n is sentence n % B in pass n // B
+        numbers = torch.arange(len(batch.source))
+        with copied_draws(numbers % B, numbers // B):  # number n is sentence n % B in pass n // B
             decoded: Decoded = self.model(batch.source, batch.lengths, batch.target_in, batch.target_out)
         return self.of_decoded(batch, decoded, targets)
 
     def of_decoded(self, batch: Batch, decoded: Decoded, targets: Tensor) -> TokenPrediction:
-        """Compute the loss of each target token from what all passes decoded.
-
-        batch: the batch repeated for each pass; targets: (B, T), not repeated.
-        """
+        """Compute the loss of each target token from what all passes decoded. batch: the batch repeated for each pass;
+        targets: (B, T), not repeated."""
         criterion, inputs = self.with_inputs(batch)
         total, terms = decoded.prediction.loss(self.model.output.layer(), targets, self.pad, criterion, *inputs)
         return TokenPrediction(batch, decoded, total, terms, self.passes)
@@ -152,20 +149,17 @@ class TokenLoss:
         return self.criterion, ()
 
     def minimised(self, terms: Terms) -> Tensor:
-        """Compute the minimised loss from the loss terms.
+        """Combine loss terms into the loss that training minimises: "smoothed_loss" if there is one, else "loss".
 
-        Terms (B, T) give the loss of each token (B, T). Terms (), which are sums over a batch, give the batch's reduced
-        loss (). The minimised loss is the term "smoothed_loss" if there is one, else the term "loss". R-Drop's
-        divergence is left out, because the configuration forbids R-Drop where this method is used.
+        From terms (B, T) of tokens follows the loss (B, T) of each token; from terms () that are sums over a batch, the
+        reduced loss (). Only losses that exclude R-Drop call this, so its divergence is left out.
         """
         return terms.get("smoothed_loss", terms["loss"])
 
 
 class Distillation(TokenLoss):
-    """Mixes the cross-entropy of each token with the divergence from teachers.
-
-    The teachers decode the same batch as the model, but without dropout.
-    """
+    """Mixes the cross-entropy of each token with the divergence from teachers. The teachers decode the same batch as
+    the model, but without dropout."""
 
     can_be_recorded = False
 
@@ -176,10 +170,8 @@ class Distillation(TokenLoss):
         self.teachers, self.teacher_weight = teachers, teacher_weight
 
     def minimised(self, terms: Terms) -> Tensor:
-        """Compute (1 - w) smoothed_loss + w distillation_loss from the loss terms, where w is `teacher_weight`.
-
-        The shapes are those of `TokenLoss.minimised`.
-        """
+        """Compute (1 - w) smoothed_loss + w distillation_loss, where w is `teacher_weight`. Shapes as in
+        `TokenLoss.minimised`."""
         weight = self.teacher_weight
         return (1 - weight) * terms["smoothed_loss"] + weight * terms["distillation_loss"]
 
@@ -191,29 +183,22 @@ class Distillation(TokenLoss):
         inputs: list[Tensor] = []
         for teacher in self.teachers:
             decoded: Decoded = teacher(batch.source, batch.lengths, batch.target_in)
-            readouts, shares, tokens = decoded.prediction.components()
-            rows, table, bias = map(in_autocast_dtype, teacher.output.layer().operands(readouts))
-            layers.append((table, bias))
-            inputs += Components(rows, shares, tokens)
+            components = decoded.prediction.components()
+            readouts, weight, bias = map(in_autocast_dtype, teacher.output.layer().operands(components.readouts))
+            layers.append((weight, bias))
+            inputs += components._replace(readouts=readouts)
         return partial(self.criterion, output_layers=layers), tuple(inputs)
 
 
 def repeat(batch: Batch, passes: int) -> Batch:
-    """Repeat the rows of a batch, pass after pass, to decode all passes at once: (B, ...) -> (passes * B, ...)."""
-    alignment = batch.alignment
-    return batch._replace(
-        source=batch.source.repeat(passes, 1),
-        lengths=batch.lengths.repeat(passes),
-        target_in=batch.target_in.repeat(passes, 1),
-        target_out=batch.target_out.repeat(passes, 1),
-        alignment=None if alignment is None else alignment.repeat(passes, 1, 1),
-    )
+    """Repeat the sentences of a batch, pass after pass, to decode all passes at once: (B, ...) -> (passes * B, ...)."""
+    return map_tensors(lambda tensor: tensor.repeat(passes, *[1] * (tensor.dim() - 1)), batch)
 
 
 class Auxiliary:
     """An auxiliary loss. Its sum over the batch is added to the reduced loss of the criterion."""
 
-    start = 0  # number of initial updates in which this loss is only reported, not minimised
+    delay = 0  # number of initial updates in which this loss is only reported, not minimised
     can_be_recorded = True  # see Objective.can_be_recorded
 
     def __call__(self, prediction: TokenPrediction) -> tuple[Tensor, Terms]:
@@ -228,10 +213,9 @@ class CoverageLoss(Auxiliary):
 
     weight: float
     pad: int
-    start: int
+    delay: int
 
     def __call__(self, prediction: TokenPrediction) -> tuple[Tensor, Terms]:
-        """See Auxiliary."""
         assert prediction.decoded.weights is not None
         loss = coverage_loss(prediction.decoded.weights, prediction.batch.target_out != self.pad)
         return self.weight * loss, {"coverage_loss": loss}
@@ -244,7 +228,6 @@ class GuidedAlignment(Auxiliary):
     weight: float
 
     def __call__(self, prediction: TokenPrediction) -> tuple[Tensor, Terms]:
-        """See Auxiliary."""
         attention, alignment = prediction.decoded.attention, prediction.batch.alignment
         assert attention is not None
         assert attention.log_weights is not None
@@ -268,7 +251,6 @@ class PolicyGradient(Auxiliary):
     can_be_recorded = False
 
     def __call__(self, prediction: TokenPrediction) -> tuple[Tensor, Terms]:
-        """See Auxiliary."""
         assert prediction.decoded.attention is not None
         assert prediction.decoded.attention.choice is not None
         counted = prediction.batch.target_out != self.token_loss.pad
@@ -291,7 +273,6 @@ class Divergence(Auxiliary):
     pad: int
 
     def __call__(self, prediction: TokenPrediction) -> tuple[Tensor, Terms]:
-        """See Auxiliary."""
         inferred, attention = prediction.decoded.inferred, prediction.decoded.attention
         assert inferred is not None
         assert attention is not None
@@ -314,7 +295,6 @@ class InferenceGradient(Auxiliary):
     can_be_recorded = False
 
     def __call__(self, prediction: TokenPrediction) -> tuple[Tensor, Terms]:
-        """See Auxiliary."""
         decoded, targets = prediction.decoded, prediction.batch.target_out
         assert decoded.inferred is not None
         assert decoded.inferred.log_prob is not None
@@ -340,11 +320,8 @@ def divergence(log_q: Tensor, log_p: Tensor, counted: Tensor) -> Tensor:
 
 
 def coverage_loss(weights: Tensor, counted: Tensor) -> Tensor:
-    """Compute sum_t sum_s min(w_ts, c_ts): w (B, T, S), bool (B, T) -> ().
-
-    c_ts is the sum of the weights w_us of position s at all steps u < t. Target positions t at which `counted` is False
-    are left out.
-    """
+    """Compute sum_t sum_s min(w_ts, c_ts): w (B, T, S), bool (B, T) -> (). c_ts is the sum of the weights w_us of
+    position s at all steps u < t. Target positions t at which `counted` is False are left out."""
     covered = weights.cumsum(1) - weights
     return (torch.minimum(weights, covered).sum(-1) * counted).sum()
 
@@ -368,10 +345,8 @@ class Value(NamedTuple):
 
 
 class Objective:
-    """Computes the configured objective of one batch after another.
-
-    If a loss reads the logarithms of the attention weights, the objective makes the model's attention return them.
-    """
+    """Computes the configured objective of one batch after another. If a loss reads the logarithms of the attention
+    weights, the objective makes the model's attention return them."""
 
     def __init__(self, model: Seq2Seq, config: TrainConfig, pad: int, teachers: Sequence[Seq2Seq] = ()) -> None:
         """pad: id of target padding; teachers: the models to distil from; empty without distillation."""
@@ -379,7 +354,7 @@ class Objective:
         self.model, self.token_loss = model, build_token_loss(model, config, pad, teachers)
         self.auxiliary = build_auxiliary(model, config, self.token_loss)
         if any(isinstance(auxiliary, GuidedAlignment | Divergence) for auxiliary in self.auxiliary):
-            model.record_log_weights()
+            model.return_log_weights()
 
     def can_be_recorded(self, step: int) -> bool:
         """Check if update number `step` may record its forward and backward pass as a CUDA graph for later updates.
@@ -387,7 +362,7 @@ class Objective:
         A recording needs all batches of one shape to run the same kernels and to read only their own tensors. Losses
         with sampled positions prevent recording: their samples also depend on the sentences' indices in the corpus.
         """
-        auxiliary = all(loss.can_be_recorded and step > loss.start for loss in self.auxiliary)
+        auxiliary = all(loss.can_be_recorded and step > loss.delay for loss in self.auxiliary)
         return self.token_loss.can_be_recorded and auxiliary
 
     def __call__(self, batch: Batch, step: int) -> Value:
@@ -398,16 +373,14 @@ class Objective:
         terms = {name: term.sum() for name, term in prediction.terms.items()}
         for auxiliary in self.auxiliary:
             loss, added = auxiliary(prediction)  # sums over all passes
-            if step > auxiliary.start:
+            if step > auxiliary.delay:
                 total = total + loss / prediction.passes
             terms |= {name: term / prediction.passes for name, term in added.items()}
         return Value(total, {name: term.detach() for name, term in terms.items()})
 
     def after_update(self, terms: Mapping[str, Tensor], tokens: int) -> None:
-        """Update the moving baseline of a hard attention, if there is one, with the mean reward of a token.
-
-        terms: loss terms (), summed over the whole batch of the update; tokens: the batch's number of target tokens.
-        """
+        """Update the moving baseline of a hard attention, if there is one, with the mean reward of a token. terms: loss
+        terms (), summed over the whole batch of the update; tokens: the batch's number of target tokens."""
         if self.model.policy is not None:
             self.model.policy.after_update(-self.token_loss.minimised(dict(terms)) / tokens)
 

@@ -27,10 +27,8 @@ OPTIMIZERS: dict[type[Section], Callable[..., torch.optim.Optimizer]] = {
 
 
 def make_optimizer(config: schema.Optimizer, model: nn.Module) -> torch.optim.Optimizer:
-    """Make the configured optimizer of all parameters.
-
-    Weight decay applies only to matrices: gains, biases and scalars set scales and offsets, and are too few to overfit.
-    """
+    """Make the configured optimizer of all parameters. Weight decay applies only to matrices: gains, biases and scalars
+    set scales and offsets, and are too few to overfit."""
     matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
     others = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
     parameters: list[dict[str, Any]] = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
@@ -140,10 +138,8 @@ def make_schedule(config: schema.Schedule, total_steps: int) -> Schedule:
 
 @contextmanager
 def use_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """Load a state dict into the model within this context; at its end, restore the previous values bit for bit.
-
-    Values are copied into the model's tensors: tied parameters stay tied, and cuDNN's parameters stay contiguous.
-    """
+    """Load a state dict into the model within this context; at its end, restore the previous values bit for bit. Values
+    are copied into the model's tensors: tied parameters stay tied, and cuDNN's parameters stay contiguous."""
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     try:
         model.load_state_dict(weights)
@@ -200,11 +196,8 @@ class BadUpdates:
     """Counts updates that were skipped because the objective or a gradient was not finite."""
 
     def __init__(self, most: int, scaler: torch.amp.GradScaler) -> None:
-        """most: number of skipped updates in a row that ends the run.
-
-        With fp16, a skipped update does not count while the scaler's scale is above 1, because the next
-        updates use a lower scale, which may prevent the overflow.
-        """
+        """most: number of skipped updates in a row that ends the run. With fp16, a skipped update does not count while
+        the scaler's scale is above 1, because the next updates use a lower scale, which may prevent the overflow."""
         self.most, self.scaler = most, scaler
         self.count, self.in_a_row = 0, 0
 

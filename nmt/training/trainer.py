@@ -18,7 +18,7 @@ from nmt.model.seq2seq import Seq2Seq
 from nmt.ops.draws import seed_draws
 from nmt.system.distributed import GradientSum, Interrupted, ProcessGroup
 from nmt.system.machine import Machine, is_out_of_memory, release_memory
-from nmt.training.graphs import GraphedPasses
+from nmt.training.cuda_graphs import GraphedPasses
 from nmt.training.losses import Objective, Value
 from nmt.training.optimizer import BadUpdates, MovingAverage, make_optimizer, make_schedule
 from nmt.training.stopping import StopSignals
@@ -89,10 +89,8 @@ class Trainer:
         self.bad = BadUpdates(config.training.max_bad_steps, self.scaler)
 
     def next_update(self) -> Update:
-        """Update the model on the next batch. A batch that does not fit in memory is split into parts.
-
-        Raises UserError if a single sentence pair does not fit in memory, or if too many updates in a row were skipped.
-        """
+        """Update the model on the next batch. A batch that does not fit in memory is split into parts. Raises UserError
+        if a single sentence pair does not fit in memory, or if too many updates in a row were skipped."""
         began = time.perf_counter()
         if self.batch_index == len(self.plan):
             self.epoch, self.batch_index = self.epoch + 1, 0
@@ -173,10 +171,8 @@ class Trainer:
         return Update(terms, tokens, norm.detach(), finite, stop)
 
     def forward_backward(self, batch: Batch, tokens: Tensor | int, step: int) -> Value:
-        """Compute the objective of a batch on the device.
-
-        Adds its gradient, divided by `tokens`, to the gradients of the parameters.
-        """
+        """Compute the objective of a batch on the device. Adds its gradient, divided by `tokens`, to the gradients of
+        the parameters."""
         with self.machine.autocast():
             value = self.objective(batch, step)
         torch.autograd.backward(self.scaler.scale(value.total / tokens))
@@ -232,10 +228,8 @@ class Trainer:
         return self.batch_index == len(self.plan)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all state that later updates depend on, and the counts and times so far.
-
-        Random generators are left out, because each update seeds them.
-        """
+        """Return all state that later updates depend on, and the counts and times so far. Random generators are left
+        out, because each update seeds them."""
         return {
             **self.moving_average.state_dict(),
             "optimizer": self.optimizer.state_dict(),

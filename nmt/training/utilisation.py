@@ -44,10 +44,8 @@ def ideal_seconds(trainer: Trainer, cache: Path) -> float:
 
 
 def flops_per_token(model: Seq2Seq, batches: Sequence[Batch], pad: int) -> float:
-    """Count the FLOPs of an update's matrix products, per target token of these batches, which are on the CPU.
-
-    Counts the forward pass and multiplies by 3, because the backward pass takes twice the FLOPs of the forward pass.
-    """
+    """Count the FLOPs of an update's matrix products, per target token of these batches, which are on the CPU. Counts
+    the forward pass and multiplies by 3, because the backward pass takes twice the FLOPs of the forward pass."""
     # The copy computes in float64, because the counter does not know the fused kernels of float32.
     double = copy.deepcopy(model).cpu().double().eval().requires_grad_(False)
     with torch.random.fork_rng(devices=[]), FlopCounterMode(display=False) as counter:
@@ -77,10 +75,8 @@ def best_product_rate(machine: Machine, cache: Path) -> float:
 
 
 def product_rate(machine: Machine) -> float:
-    """Measure the FLOP/s of a product of two square matrices, in the machine's precision.
-
-    The matrices grow until the product takes `ENOUGH` seconds or they have the largest of `SIDES`.
-    """
+    """Measure the FLOP/s of a product of two square matrices, in the machine's precision. The matrices grow until the
+    product takes `ENOUGH` seconds or they have the largest of `SIDES`."""
     side, largest = SIDES
     while True:
         shape = side, side

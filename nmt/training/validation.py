@@ -62,30 +62,26 @@ class Validator:
         there are gold alignments. Only rank 0 has samples.
         """
         try:
-            return self._validate(pairs)
+            split, plan = self.batches.split, self.plan if pairs is None else [pairs]
+            chosen = range(len(split)) if pairs is None else pairs.tolist()
+            sources, references = [self.sources[i] for i in chosen], [self.references[i] for i in chosen]
+            nll, tokens = self._loss(plan)
+            evaluation = evaluate(self.translator, sources, references, self.settings, self.metrics, self.progress)
+            scores = {"loss": nll / tokens, "perplexity": perplexity(nll, tokens), **evaluation.scores}
+            alignments = [result.alignment for result in evaluation.translations if result.alignment is not None]
+            if alignments:
+                statistics = attention_statistics(alignments)
+                scores |= {"attention_entropy": statistics.entropy, "attention_on_end": statistics.on_end}
+                if split.alignments is not None:
+                    gold = [split.alignments[i] for i in chosen]
+                    aligned = align(self.translator, sources, references, gold, self.progress)
+                    scores |= {} if aligned is None else {"aer": aligned.scores["aer"]}
+            samples = []
+            if self.translator.group.is_main:
+                samples = pick_samples(self.translator, sources, references, evaluation.translations, self.config)
+            return scores, samples
         finally:
-            self.translator.invalidate_prepared()  # frees the weights that were packed for search
-
-    def _validate(self, pairs: Indices | None) -> tuple[dict[str, float], list[Sample]]:
-        split, plan = self.batches.split, self.plan if pairs is None else [pairs]
-        chosen = range(len(split)) if pairs is None else pairs.tolist()
-        sources, references = [self.sources[i] for i in chosen], [self.references[i] for i in chosen]
-
-        nll, tokens = self._loss(plan)
-        evaluation = evaluate(self.translator, sources, references, self.settings, self.metrics, self.progress)
-        scores = {"loss": nll / tokens, "perplexity": perplexity(nll, tokens), **evaluation.scores}
-        alignments = [result.alignment for result in evaluation.translations if result.alignment is not None]
-        if alignments:
-            statistics = attention_statistics(alignments)
-            scores |= {"attention_entropy": statistics.entropy, "attention_on_end": statistics.on_end}
-            if split.alignments is not None:
-                gold = [split.alignments[i] for i in chosen]
-                aligned = align(self.translator, sources, references, gold, self.progress)
-                scores |= {} if aligned is None else {"aer": aligned.scores["aer"]}
-        samples = []
-        if self.translator.group.is_main:
-            samples = pick_samples(self.translator, sources, references, evaluation.translations, self.config)
-        return scores, samples
+            self.translator.discard_search_models()  # frees the weights that were packed for search
 
     @torch.no_grad()
     def _loss(self, plan: Sequence[Indices]) -> tuple[float, int]:

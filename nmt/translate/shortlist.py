@@ -17,11 +17,12 @@ from safetensors.numpy import save as save_safetensors
 from nmt.config import schema
 from nmt.config.errors import UserError, user_path
 from nmt.data.prepare import prepare
-from nmt.data.prepared import Prepared
+from nmt.data.prepared_corpus import PreparedCorpus
 from nmt.data.tokenizer import Tokenizers
 from nmt.system.files import read_bytes, write_atomically
 from nmt.system.run import RunDirectory
-from nmt.translate.ranking import BLOCK, Ids
+from nmt.translate.search import Ids
+from nmt.translate.steps import BLOCK
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ PER_TOKEN = 16  # number of target tokens listed for each source token
 FREQUENT = 512  # number of frequent target tokens that every sentence may use
 MAX_BYTES = 2**30  # largest file that is read
 MIN_COUNT = 0.3  # a token pair needs this expected count in the training corpus to be listed
-MOST = 0.75  # largest share of the vocabulary in a shortlist; a longer one saves nothing
+MOST = 0.75  # largest fraction of the vocabulary in a shortlist; a longer one saves nothing
 
 
 class Shortlist:
@@ -132,7 +133,7 @@ def _make_shortlist(run: RunDirectory, config: schema.TrainConfig) -> Shortlist:
     return Shortlist.from_counts(pairs, counts, sizes, special, PER_TOKEN, FREQUENT)
 
 
-def _sample(prepared: Prepared) -> tuple[list[Ids], list[Ids]]:
+def _sample(prepared: PreparedCorpus) -> tuple[list[Ids], list[Ids]]:
     """Draw sentence pairs of the training corpus in random order, with at most MAX_CELLS token pairs in all."""
     split, cells = prepared.splits["train"], 0
     sources: list[Ids] = []

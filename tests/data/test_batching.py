@@ -7,15 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import TINY, values_of
+from conftest import run_config, tiny_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmt.config.compose import validated
-from nmt.config.schema import TrainConfig
-from nmt.data.batching import Batches, gold_attention, padded, plan
+from nmt.data.batching import Batches, gold_attention, plan
 from nmt.data.prepare import prepare
-from nmt.data.prepared import Prepared
+from nmt.data.prepared_corpus import PreparedCorpus
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=1, max_size=200)
 
@@ -40,44 +38,30 @@ def test_a_batch_may_fill_its_budget_to_the_last_token() -> None:
     assert [len(batch) for batch in batches] == [4, 4]
 
 
-def test_padding_of_ragged_rows() -> None:
-    assert padded([[1, 2, 3], [], [4]], 9).tolist() == [[1, 2, 3], [9, 9, 9], [4, 9, 9]]
-    assert padded([[]], 9).shape == (1, 0)
-
-
 @pytest.fixture(scope="module")
-def prepared() -> Prepared:
+def prepared() -> PreparedCorpus:
     sizes = ["data.train_size=200", "data.validation_size=20", "data.test_size=20", "data.max_length=200"]
     sizes += ["tokenizer.vocab_size=400"]  # a vocabulary with many segmentations of a word
-    config = validated(TrainConfig, values_of("train", [*TINY, *sizes]))
+    config = tiny_config(*sizes)
     return prepare(config.data, config.tokenizer)
 
 
-def batches(
-    prepared: Prepared, seed: int = 1, sampling: tuple[float, float] = (0.0, 0.0), guided: bool = False
-) -> Batches:
-    return Batches(
-        prepared.splits["train"],
-        prepared.tokenizers,
-        batch_tokens=512,
-        batch_sentences=None,
-        seed=seed,
-        sampling=sampling,
-        guided=guided,
-    )
+def batches(prepared: PreparedCorpus, seed: int = 1, **options: Any) -> Batches:  # noqa: ANN401
+    sizes: dict[str, Any] = {"batch_tokens": 512, "batch_sentences": None}
+    return Batches(prepared.splits["train"], prepared.tokenizers, seed=seed, **sizes, **options)
 
 
 def order(found: Batches, epoch: int) -> list[list[int]]:
     return [batch.tolist() for batch in found.epoch(epoch)]
 
 
-def test_the_order_depends_on_seed_and_epoch_alone(prepared: Prepared) -> None:
+def test_the_order_depends_on_seed_and_epoch_alone(prepared: PreparedCorpus) -> None:
     assert order(batches(prepared), 3) == order(batches(prepared), 3)
     assert order(batches(prepared), 3) != order(batches(prepared), 4)
     assert order(batches(prepared), 3) != order(batches(prepared, seed=2), 3)
 
 
-def test_a_batch_holds_the_pairs_it_names(prepared: Prepared) -> None:
+def test_a_batch_holds_the_pairs_it_names(prepared: PreparedCorpus) -> None:
     found = batches(prepared)
     (batch,) = found.load(found.epoch(0)[0], 0)
     split, (source, target) = prepared.splits["train"], prepared.tokenizers
@@ -93,7 +77,7 @@ def test_a_batch_holds_the_pairs_it_names(prepared: Prepared) -> None:
     assert torch.equal(batch.target_in[:, 1:], batch.target_out[:, :-1])
 
 
-def test_sampling_draws_anew_each_epoch_and_the_same_for_a_seed(prepared: Prepared) -> None:
+def test_sampling_draws_anew_each_epoch_and_the_same_for_a_seed(prepared: PreparedCorpus) -> None:
     found = batches(prepared, sampling=(0.3, 0.3))
     indices = found.epoch(0)[0]
     first, again, later = (found.load(indices, epoch)[0] for epoch in (0, 0, 1))
@@ -105,20 +89,20 @@ def test_sampling_draws_anew_each_epoch_and_the_same_for_a_seed(prepared: Prepar
     assert texts == [prepared.splits["train"].source.line(i) for i in indices.tolist()]
 
 
-def test_one_side_alone_is_sampled(prepared: Prepared) -> None:
+def test_one_side_alone_is_sampled(prepared: PreparedCorpus) -> None:
     for overrides, of_source, of_target in (
         (["tokenizer=sides", "tokenizer.source.sampling=0.3"], True, False),
         (["tokenizer=sides", "tokenizer.target.sampling=0.3"], False, True),
         (["tokenizer.sampling=0.3"], True, True),
     ):
-        tokenizer = validated(TrainConfig, values_of("train", overrides)).tokenizer
+        tokenizer = run_config(*overrides).tokenizer
         found = batches(prepared, sampling=tokenizer.sampling_by_side)
         (drawn,), (plain,) = (some.load(found.epoch(0)[0], 0) for some in (found, batches(prepared)))
         assert torch.equal(drawn.source, plain.source) != of_source
         assert torch.equal(drawn.target_out, plain.target_out) != of_target
 
 
-def test_pairs_are_batched_by_the_lengths_that_are_drawn(prepared: Prepared) -> None:
+def test_pairs_are_batched_by_the_lengths_that_are_drawn(prepared: PreparedCorpus) -> None:
     plain, drawn = batches(prepared), batches(prepared, sampling=(0.5, 0.5))
     fresh = drawn.epoch(1)
     assert sorted(i for batch in fresh for i in batch) == list(range(len(prepared.splits["train"])))
@@ -132,15 +116,7 @@ def test_pairs_are_batched_by_the_lengths_that_are_drawn(prepared: Prepared) -> 
     assert share_of_padding(fresh) < share_of_padding(plain.epoch(1)) / 2
 
 
-def test_equal_sentences_of_an_epoch_are_segmented_differently(tmp_path: Path) -> None:
-    prepared = prepared_text(
-        tmp_path, ["the wonderful yellow house sees the little brown dog"] * 20, None, "tokenizer.vocab_size=40"
-    )
-    drawn = batches(prepared, sampling=(0.5, 0.0)).load(np.arange(20), 0)[0].source
-    assert len({tuple(row) for row in drawn.tolist()}) > 10
-
-
-def prepared_text(folder: Path, lines: list[str], links: str | None, *options: str) -> Prepared:
+def prepared_text(folder: Path, lines: list[str], links: str | None, *options: str) -> PreparedCorpus:
     """Prepare a corpus with the same lines on both sides; `links` are the word alignments of each pair."""
     for suffix in ("en", "xx"):
         (folder / f"train.{suffix}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
@@ -148,7 +124,7 @@ def prepared_text(folder: Path, lines: list[str], links: str | None, *options: s
     if links is not None:
         (folder / "train.gold").write_text(f"{links}\n" * len(lines))
         words.append("data.alignments=gold")
-    config = validated(TrainConfig, values_of("train", words))
+    config = run_config(*words)
     prefix = [str(folder / "train")]
     data = config.data.model_copy(update={"train": prefix, "validation": prefix, "cache_dir": str(folder / "cache")})
     return prepare(data, config.tokenizer)
@@ -162,13 +138,13 @@ def test_other_word_alignments_of_the_training_set_are_another_corpus(tmp_path: 
     assert len(contents) == 2
 
 
-def test_the_sides_are_drawn_independently(tmp_path: Path) -> None:
-    lines = [f"the {word} sees the {word} house now" for word in ("brown", "yellow", "little", "wonderful")] * 5
-    prepared = prepared_text(tmp_path, lines, None, "tokenizer.vocab_size=60")
-    (batch,) = batches(prepared, sampling=(0.3, 0.3)).load(np.arange(20), 0)
+def test_equal_sentences_are_segmented_differently_and_so_are_equal_sides(tmp_path: Path) -> None:
+    lines = ["the wonderful yellow house sees the little brown dog"] * 20
+    prepared = prepared_text(tmp_path, lines, None, "tokenizer.vocab_size=40")
+    (batch,) = batches(prepared, sampling=(0.5, 0.5)).load(np.arange(20), 0)
+    assert len({tuple(row) for row in batch.source.tolist()}) > 10
     width = min(batch.source.shape[1], batch.target_out.shape[1])
-    equal = (batch.source[:, :width] == batch.target_out[:, :width]).all(1)
-    assert equal.sum() < 5
+    assert (batch.source[:, :width] == batch.target_out[:, :width]).all(1).sum() < 5
 
 
 @pytest.mark.parametrize("sampling", [0.0, 0.5])

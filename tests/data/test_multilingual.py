@@ -4,15 +4,14 @@ from itertools import chain, product
 from pathlib import Path
 
 import pytest
-from conftest import TINY, values_of
+from conftest import TINY, run_config
 from forks import call
 
-from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.data.corpus import Pair, count_pairs, locate, splits
 from nmt.data.prepare import fingerprint_of, prepare
-from nmt.data.prepared import Prepared
+from nmt.data.prepared_corpus import PreparedCorpus
 
 NOUNS = [("dog", "Hund", "chien"), ("cat", "Katze", "chat"), ("horse", "Pferd", "cheval"), ("bird", "Vogel", "oiseau")]
 VERBS = [("sees", "sieht", "voit"), ("hears", "hört", "entend"), ("finds", "findet", "trouve")]
@@ -41,10 +40,10 @@ def overrides(corpus: Path, *more: str) -> list[str]:
 
 
 def config(corpus: Path, *more: str) -> TrainConfig:
-    return validated(TrainConfig, values_of("train", overrides(corpus, *more)))
+    return run_config(*overrides(corpus, *more))
 
 
-def prepared(corpus: Path, *more: str) -> Prepared:
+def prepared(corpus: Path, *more: str) -> PreparedCorpus:
     values = config(corpus, *more)
     return prepare(values.data, values.tokenizer)
 
@@ -68,7 +67,7 @@ def test_blank_sources_have_no_tag_in_text_and_tables(tmp_path: Path) -> None:
     (tmp_path / "table.tsv").write_text("en\tpt-BR\na\tb\n \tc\n")
     paths = [f"data.{split}=[{tmp_path}/text,{tmp_path}/table.tsv]" for split in ("train", "validation")]
     corpora = "data.corpora=[{source_lang: en, target_lang: pt-BR}]"
-    data = validated(TrainConfig, values_of("train", [*SMALL, corpora, *paths])).data
+    data = run_config(*SMALL, corpora, *paths).data
     assert [*chain.from_iterable(splits(data)["train"])] == 2 * [Pair("<2pt-br> a", "b"), Pair(" ", "c")]
 
 
@@ -76,7 +75,7 @@ def test_blank_sources_have_no_tag_in_text_and_tables(tmp_path: Path) -> None:
 def test_the_tokenizer_never_splits_a_tag(corpus: Path, tokenizer: str) -> None:
     made = prepared(corpus, f"tokenizer={tokenizer}", "embedding.tie_output=false", "tokenizer.vocab_size=42")
     source = made.tokenizers.source
-    for split in made:
+    for split in made.splits.values():
         tags = [source.pieces(split.source.ids(i)[:1])[0] for i in range(len(split))]
         assert tags == [f"▁{tag}" for tag in ("<2de>", "<2en>", "<2fr>") for _ in range(len(split) // 3)]
     if source.can_sample():
@@ -93,7 +92,7 @@ def test_a_test_set_of_another_direction_makes_another_corpus(tmp_path: Path) ->
     fingerprints = set()
     for tested in range(2):
         corpora = (f"{{{each}, {files}{test if number == tested else ''}}}" for number, each in enumerate(directions))
-        settings = validated(TrainConfig, values_of("train", [*SMALL, f"data.corpora=[{','.join(corpora)}]"]))
+        settings = run_config(*SMALL, f"data.corpora=[{','.join(corpora)}]")
         fingerprints.add(fingerprint_of(settings.data, settings.tokenizer))
     assert len(fingerprints) == 2
 

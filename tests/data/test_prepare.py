@@ -12,18 +12,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import values_of
+from conftest import run_config, values_of
 from forks import forked
 
-from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.config.schema.data import FileTokenizer
+from nmt.config.validation import validated
 from nmt.data import corpus as corpus_module
-from nmt.data import encoding, raw
 from nmt.data import prepare as module
 from nmt.data.prepare import fingerprint_of, prepare
-from nmt.data.prepared import Prepared
+from nmt.data.prepared_corpus import PreparedCorpus
 
 PAIRS = [(f"the number {n} and word{n % 7} here", f"le nombre {n} et mot{n % 7} ici") for n in range(60)]
 
@@ -51,7 +50,7 @@ def config(corpus: Path, *overrides: str) -> TrainConfig:
     return validated(TrainConfig, json.loads(json.dumps(values).replace("FOLDER", str(corpus))))
 
 
-def make(corpus: Path, *overrides: str) -> Prepared:
+def make(corpus: Path, *overrides: str) -> PreparedCorpus:
     settings = config(corpus, *overrides)
     return prepare(settings.data, settings.tokenizer)
 
@@ -106,11 +105,6 @@ def test_word_alignments_are_read_by_index(corpus: Path) -> None:
     assert alignments is not None
     assert list(alignments) == lines == [alignments[i] for i in range(len(alignments))]
     assert prepared.splits["validation"].alignments is None
-
-
-def test_nothing_left_to_train_on_is_an_error(corpus: Path) -> None:
-    with pytest.raises(UserError, match=r"filters drop all .*data\.max_length=1"):
-        make(corpus, "data.max_length=1")
 
 
 # When a corpus is prepared again
@@ -189,17 +183,16 @@ def test_an_incomplete_corpus_is_prepared_again(corpus: Path, name: str, caplog:
 # The cache, when preparations fail, are killed or run at the same time
 
 
-def test_a_failure_leaves_nothing(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match="vocab_size"):
-        make(corpus, "tokenizer.vocab_size=5000")
-    assert in_cache(corpus) == set()
-
-    def fail(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(module, "encode_split", fail)
-    with pytest.raises(KeyboardInterrupt):
-        make(corpus)
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("tokenizer.vocab_size=5000", "vocab_size"),
+        ("data.max_length=1", r"filters drop all .*data\.max_length=1"),
+    ],
+)
+def test_a_failure_leaves_nothing(option: str, message: str, corpus: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        make(corpus, option)
     assert in_cache(corpus) == set()
 
 
@@ -258,8 +251,8 @@ def test_of_several_at_a_time_one_prepares_and_the_others_wait(corpus: Path, mon
 def chunked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Write text of eight chunks, each with pairs to drop; worker processes start with the third chunk."""
     monkeypatch.setattr(corpus_module, "CHUNK_PAIRS", 50)
-    monkeypatch.setattr(raw, "READ_IN_MAIN", 2)
-    monkeypatch.setattr(encoding, "ENCODE_IN_MAIN", 2)
+    monkeypatch.setattr(module, "READ_IN_MAIN", 2)
+    monkeypatch.setattr(module, "ENCODE_IN_MAIN", 2)
     rng = random.Random(1)
     words = ["".join(rng.choices("abcdefghij", k=rng.randint(1, 6))) for _ in range(300)]
     for name, count in (("train", 400), ("valid", 120)):
@@ -301,17 +294,17 @@ def test_errors_in_a_later_chunk_name_the_line(chunked: Path) -> None:
 
 @pytest.mark.parametrize(("tokenizer", "total"), [("bpe", 100), ("sides", 200)])
 def test_tokenizers_are_trained_on_a_fair_sample_of_lines(tokenizer: str, total: int, tmp_path: Path) -> None:
-    split = raw.RawSplit()
+    split = module.RawSplit()
     with (tmp_path / "raw").open("wb") as file:
         for start in range(0, 400, 50):
             rows = "".join(f"s{i}\nt{i}\n\n" for i in range(start, start + 50)).encode()
-            split.chunks.append(raw.RawChunk(tmp_path / "raw", file.tell(), len(rows), 50))
+            split.chunks.append(module.RawChunk(tmp_path / "raw", file.tell(), len(rows), 50))
             file.write(rows)
 
     def sample(lines: int) -> list[list[str]]:
-        settings = validated(TrainConfig, values_of("train", [f"tokenizer={tokenizer}"])).tokenizer
+        settings = run_config(f"tokenizer={tokenizer}").tokenizer
         limited = settings.model_copy(update={"max_train_lines": lines})
-        return [list(lines) for lines in raw.tokenizer_lines(split, limited)]
+        return [list(lines) for lines in module.tokenizer_lines(split, limited)]
 
     assert sample(1000) == sample(800) == [[f"{side}{i}" for i in range(400)] for side in "st"]
     drawn = sample(100)

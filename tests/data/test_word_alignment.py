@@ -34,16 +34,9 @@ def attention(targets: int, sources: int, seed: int = 0) -> np.ndarray:
 def test_pharaoh_round_trip(gold: tuple[set[Link], set[Link]]) -> None:
     sure, possible = gold
     assert parse_pharaoh(format_pharaoh(sure)) == (sure, sure)
+    assert format_pharaoh(sure | {(10, 0), (9, 11)}).endswith("9-11 10-0")  # sorted by number
     only_possible = format_pharaoh(possible - sure).replace("-", "p")
     assert parse_pharaoh(f"{format_pharaoh(sure)} {only_possible}\n") == (sure, possible)
-
-
-@settings(max_examples=30)
-@given(LINKS)
-def test_pharaoh_is_sorted_by_number(links: set[Link]) -> None:
-    many = links | {(10, 0), (9, 11)}
-    written = [tuple(map(int, token.split("-"))) for token in format_pharaoh(many).split(" ")]
-    assert written == sorted(many)
 
 
 @pytest.mark.parametrize("token", ["1", "1-", "-1", "1--2", "1:2", "a-b", "1p2p3", "1-2,", "٣-1", "1P2"])

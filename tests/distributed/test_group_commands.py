@@ -95,23 +95,6 @@ def test_a_command_starts_several_processes_itself(run: Path) -> None:
     assert failed.stderr.decode() == "nmt-translate: error: run=nowhere: no such directory\n"
 
 
-@pytest.mark.slow
-def test_an_evaluation_is_that_of_one_process(run: Path, tmp_path: Path) -> None:
-    words = ["nmt-evaluate", f"run={run}", "split=test", "search.batch_tokens=40"]
-    *table, last = call(*words, f"output={tmp_path / 'alone'}").stdout.decode().splitlines()
-    alone = json.loads(last)
-    (status, printed), (_, nothing) = in_group(2, tmp_path / "out", *words, f"output={tmp_path / 'group'}")
-    assert status == 0, printed
-    *shared_table, last = printed.splitlines()
-    shared = json.loads(last)
-    assert shared_table == table
-    for result in (alone, shared):
-        result.pop("sentences_per_second")
-        result.pop("output")
-    assert shared == alone
-    assert nothing == ""
-
-
 def test_an_ensemble_is_evaluated_in_one_folder(run: Path, tmp_path: Path) -> None:
     folders = f"output={tmp_path}/evaluations/${{now:%f}}"  # the processes would insert different times
     group = in_group(2, tmp_path / "out", "nmt-evaluate", f"run=[{run},{run}]", "split=validation", folders)
@@ -143,20 +126,6 @@ def test_the_first_value_is_agreed_on_and_outlives_a_restart(monkeypatch: pytest
     for name, value in {**names, "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
         monkeypatch.setenv(name, value)
     assert [agreed("place", "here"), agreed("place", "there"), agreed("other", "there")] == ["here", "here", "there"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("start", ["torchrun", "processes=2"])
-def test_both_ways_to_start(start: str, tmp_path: Path) -> None:
-    words = ["nmt-train", *SHORT, f"data.cache_dir={tmp_path}"]
-    command = torchrun(*words) if start == "torchrun" else [str(BIN / "nmt-train"), *words[1:], start]
-    done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    (run,) = (tmp_path / "outputs" / "train").glob("*/*")  # both processes share one run
-    assert done.stdout.endswith(f"run: {run.relative_to(tmp_path)}\n")
-    assert done.stdout.count("run: ") == 1
-    assert json.loads((run / "manifest.json").read_text())["starts"][0]["machine"]["processes"] == 2
-    assert "processes: 2" in done.stderr
 
 
 @pytest.mark.slow

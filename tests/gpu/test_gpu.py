@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from nmt import Translator
 from nmt.attention.scores import additive_energies
-from nmt.config.compose import config_dir, validated
 from nmt.config.schema import TrainConfig
+from nmt.config.validation import config_dir, validated
 from nmt.data.batching import make_batches
 from nmt.data.prepare import prepare
 from nmt.model.build import build_model
@@ -28,7 +28,7 @@ from nmt.model.output import Readout
 from nmt.model.recurrent import gru_gates, lstm_gates
 from nmt.system.machine import Machine
 from nmt.system.run import RunDirectory
-from nmt.training.graphs import GraphedPasses
+from nmt.training.cuda_graphs import GraphedPasses
 from nmt.training.losses import Objective
 from nmt.training.trainer import Trainer
 

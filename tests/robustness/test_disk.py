@@ -1,4 +1,4 @@
-"""Full disks, read-only folders, too many open files and clocks that go back.
+"""Full disks, read-only folders and too many open files.
 
 Each gives an error of one line and loses nothing; the run can go on once there is room.
 """

@@ -10,11 +10,11 @@ import datasets
 import pytest
 from conftest import values_of
 
-from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
+from nmt.config.validation import validated
 from nmt.data.prepare import prepare
-from nmt.data.prepared import Prepared
+from nmt.data.prepared_corpus import PreparedCorpus
 
 pytestmark = pytest.mark.no_cover  # runs hundreds of corpora through code that tests/data covers
 PAIRS = [(f"the number {n} and word{n % 7} here", f"le nombre {n} et mot{n % 7} ici") for n in range(60)]
@@ -123,7 +123,7 @@ def settings(home: Path, *options: str) -> list[str]:
     return ["data=files", "data.target_lang=fr", *files, "tokenizer.vocab_size=90", *options]
 
 
-def made(home: Path, *options: str) -> Prepared:
+def made(home: Path, *options: str) -> PreparedCorpus:
     """Prepare the corpus. Its folder is inserted after composing, so that composed values can be cached."""
     values = values_of("train", settings(Path("HOME"), *(option.replace(str(home), "HOME") for option in options)))
     for key in ("train", "validation", "cache_dir"):
@@ -166,7 +166,9 @@ def test_a_corpus_is_read_right_or_refused(case: Case, home: Path) -> None:
         assert tokenizer.encode(side.lines()) == [side.ids(i).tolist() for i in range(len(side))]
 
 
-def doubtful(home: Path, train: list[tuple[str, str]], held_out: list[tuple[str, str]], *options: str) -> Prepared:
+def doubtful(
+    home: Path, train: list[tuple[str, str]], held_out: list[tuple[str, str]], *options: str
+) -> PreparedCorpus:
     for name, pairs in (("train", train), ("valid", held_out)):
         for side, lang in enumerate(("en", "fr")):
             (home / f"{name}.{lang}").write_text("".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8")

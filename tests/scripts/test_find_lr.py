@@ -13,7 +13,7 @@ from fitting import fitted, metrics
 from forks import call_text
 
 from nmt.config.schema import TrainConfig
-from nmt.training.job import Job, build, prepare
+from nmt.training.job import Job, set_up
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "find_lr.py"
 Config = Callable[..., TrainConfig]
@@ -66,7 +66,7 @@ def test_its_updates_are_those_of_training(find_lr: ModuleType, train_config: Co
     losses: list[float] = []
     ramp = find_lr.Ramp(0.004, 0.004, 8, 0.004)
     with Job.join(config, tmp_path / "test") as job:
-        find_lr.range_test(build(job, prepare(job, [], {})).trainer, ramp, rates, losses)
+        find_lr.range_test(set_up(job).trainer, ramp, rates, losses)
     assert losses == [line["train/loss"] for line in lines if "train/loss" in line]
 
 

@@ -1,7 +1,5 @@
 """A file is complete or does not exist; archives unpack to what was packed, and hostile ones are refused."""
 
-import errno
-import fcntl
 import json
 import math
 import os
@@ -22,7 +20,6 @@ from nmt.system.files import (
     WEIGHTS,
     folders_with,
     is_archive,
-    is_locked,
     remove_leftovers,
     short_name,
     to_json,
@@ -32,30 +29,19 @@ from nmt.system.files import (
 )
 
 
-def test_content_or_a_writer(tmp_path: Path) -> None:
-    write_atomically(tmp_path / "deep" / "a", b"one")
-    write_atomically(tmp_path / "deep" / "a", lambda file: file.write(b"two"))
-    assert (tmp_path / "deep" / "a").read_bytes() == b"two"
-    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["a"]
+def test_the_old_file_stands_until_the_new_one_is_complete(tmp_path: Path) -> None:
+    path, seen = tmp_path / "deep" / "a", []
+    write_atomically(path, b"old")
+    write_atomically(path, lambda file: seen.append((file.write(b"new"), path.read_bytes())))
+    assert seen == [(3, b"old")]
 
-
-def test_a_failing_writer_leaves_the_old_file(tmp_path: Path) -> None:
     def fail(file: BinaryIO) -> None:
         file.write(b"half")
         raise OSError("no room")
 
-    write_atomically(tmp_path / "a", b"whole")
     with pytest.raises(OSError, match="no room"):
-        write_atomically(tmp_path / "a", fail)
-    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("a", b"whole")]
-
-
-def test_the_old_file_stands_until_the_new_one_is_complete(tmp_path: Path) -> None:
-    path = tmp_path / "a"
-    path.write_bytes(b"old")
-    seen = []
-    write_atomically(path, lambda file: seen.append((file.write(b"new"), path.read_bytes())))
-    assert seen == [(3, b"old")]
+        write_atomically(path, fail)
+    assert [(each.name, each.read_bytes()) for each in path.parent.iterdir()] == [("a", b"new")]
 
 
 def test_the_content_is_on_the_disk_before_the_file_takes_its_name(
@@ -86,24 +72,6 @@ def test_json_has_no_infinity() -> None:
     text = to_json({"a": math.inf, "b": [math.nan, 1.5], "c": {"d": -math.inf}, "é": "ü"})
     assert json.loads(text, parse_constant=pytest.fail) == {"a": None, "b": [None, 1.5], "c": {"d": None}, "é": "ü"}
     assert "é" in text
-
-
-def test_a_free_lock_is_free_where_locks_need_write_access(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NFS answers EBADF to an exclusive lock on a file that is open for reading only."""
-    real = fcntl.flock
-
-    def flock(file: BinaryIO, operation: int) -> None:
-        if fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
-            raise OSError(errno.EBADF, "bad file descriptor")
-        real(file, operation)
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    path = tmp_path / ".lock"
-    path.touch()
-    assert not is_locked(path)
-    with path.open("r+b") as held:
-        real(held, fcntl.LOCK_EX)
-        assert is_locked(path)
 
 
 def test_folders_are_found_behind_links_and_each_once(tmp_path: Path) -> None:
@@ -243,6 +211,11 @@ def test_a_hostile_or_damaged_archive_is_one_line_and_leaves_nothing(
     assert not [*temporary.iterdir()]
 
 
+def test_an_archive_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="run=nowhere: cannot be read"):
+        unpacked(tmp_path / "nowhere", "run=nowhere")
+
+
 def test_a_link_is_unpacked_as_the_text_that_it_holds(tmp_path: Path) -> None:
     packed(tmp_path / "model.nmt", {CONFIG: b"/etc/passwd"}, stat.S_IFLNK | 0o777)
     config = unpacked(tmp_path / "model.nmt", "run=x") / CONFIG
@@ -254,8 +227,3 @@ def test_what_is_written_can_be_read_however_well_it_packs(tmp_path: Path) -> No
     text = b"0" * (ALLOWANCE * 3)
     write_archive(tmp_path / "model.nmt", HONEST | {"data/test.source": text})
     assert content(unpacked(tmp_path / "model.nmt", "run=x"))["data/test.source"] == text
-
-
-def test_an_archive_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="run=nowhere: cannot be read"):
-        unpacked(tmp_path / "nowhere", "run=nowhere")

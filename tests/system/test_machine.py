@@ -40,17 +40,28 @@ def test_threads_are_set() -> None:
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("device", ["cuda", "mps"])
-def test_a_missing_device_is_an_error(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("device", "precision", "message"),
+    [
+        ("cuda", "auto", "device=cuda: this machine"),
+        ("mps", "auto", "device=mps: this machine"),
+        ("cpu", "fp16", "precision=fp16 needs a CUDA GPU"),
+    ],
+)
+def test_what_the_machine_lacks_is_an_error(
+    device: str, precision: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    with pytest.raises(UserError, match=f"device={device}: this machine"):
-        Machine.choose(device, "auto", None)
+    with pytest.raises(UserError, match=message):
+        Machine.choose(device, precision, None)
 
 
-def test_fp16_on_a_cpu_is_refused() -> None:
-    with pytest.raises(UserError, match="precision=fp16 needs a CUDA GPU"):
-        Machine.choose("cpu", "fp16", None)
+def in_new_process(code: str) -> str:
+    """Run a program whose threads and cache of kernels no variable of this process limits."""
+    limits = (*module.SETTINGS, "OMP_NUM_THREADS", "LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")
+    kept = {key: value for key, value in os.environ.items() if key not in limits}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=kept).stdout
 
 
 @pytest.mark.slow
@@ -59,7 +70,7 @@ def test_memory_that_large_tensors_free_is_kept() -> None:
     """Otherwise each update would have a page fault for each page of its large tensors."""
     code = """
 import resource, torch
-from nmt.system.machine import tune_memory, is_out_of_memory
+from nmt.system.machine import tune_memory
 def faults():
     tensors = [torch.empty(size * 2**18).fill_(1.0) for size in (2, 8, 31, 64)]
     del tensors
@@ -70,12 +81,11 @@ for _ in range(6):
     before = faults()
 print(faults() - before)
 """
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(found.stdout) < 1000
+    assert int(in_new_process(code)) < 1000
 
 
+@LINUX
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="of Linux alone")
 def test_products_of_ever_new_shapes_take_no_more_memory() -> None:
     """Otherwise each shape would keep half a megabyte of kernels, where oneDNN computes bf16."""
     code = """
@@ -94,9 +104,7 @@ for rows in range(1, 257):
         before = resident()
 print(resident() - before)
 """
-    inherited = {key: value for key, value in os.environ.items() if not key.endswith("_CACHE_CAPACITY")}
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=inherited)
-    assert int(found.stdout) < 40 * 1024
+    assert int(in_new_process(code)) < 40 * 1024
 
 
 def test_each_process_of_a_machine_takes_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,12 +170,6 @@ def test_usage_counts_this_process_among_all() -> None:
     after = Usage.now()
     assert after.all - before.all > 0.1
     assert after.clock > before.clock
-
-
-def in_new_process(code: str, **environment: str) -> str:
-    kept = {key: value for key, value in os.environ.items() if key not in (*module.SETTINGS, "OMP_NUM_THREADS")}
-    command = [sys.executable, "-c", code]
-    return subprocess.run(command, capture_output=True, text=True, check=True, env=kept | environment).stdout
 
 
 @LINUX

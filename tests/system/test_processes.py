@@ -38,26 +38,6 @@ def test_an_empty_variable_is_not_set(name: str, monkeypatch: pytest.MonkeyPatch
     assert (started_in_group(), rank(), local_rank()) == (False, 0, None)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("RANK", "x", "RANK=x: is not a number"),
-        ("WORLD_SIZE", "-2", "WORLD_SIZE=-2: is not a number"),
-        ("MASTER_PORT", "²", "MASTER_PORT=²: is not a number"),
-        ("RANK", "2", "RANK=2: is not below WORLD_SIZE=2"),
-    ],
-)
-def test_what_no_launcher_sets_is_one_line(
-    name: str, value: str, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match=f"^{message}.*unset RANK and WORLD_SIZE$"):
-        rank()
-    done = call("nmt-evaluate", "run=x")
-    assert (done.returncode, done.stderr.decode().count("\n")) == (2, 1)
-    assert done.stderr.decode().startswith(f"nmt-evaluate: error: {message}")
-
-
 @pytest.mark.parametrize("command", [["compare", "runs=x"], ["export", "run=x", "output=y"], ["serve", "run=x"]])
 def test_work_that_is_not_shared_is_done_by_every_process(command: list[str], tmp_path: Path) -> None:
     done = call(f"nmt-{command[0]}", *command[1:], cwd=tmp_path)
@@ -115,14 +95,6 @@ def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, script], check=False, capture_output=True, text=True, timeout=60)
     assert done.stdout == f"started {script} None\n[1, 2, 3] {script} None\n", done.stderr
-
-
-def test_workers_import_nothing_from_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "socket.py").write_text("raise SystemExit('imported')")
-    monkeypatch.chdir(tmp_path)
-    with Workers(2, KEY) as workers:
-        assert list(workers.map(work, [1, 2, 3], 1)) == [1, 4, 9]
-    assert "PYTHONSAFEPATH" not in os.environ
 
 
 def test_results_come_in_order_from_as_many_processes_as_are_needed() -> None:

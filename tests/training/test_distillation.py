@@ -1,35 +1,25 @@
 """Distillation: the loss with teachers, which runs may be teachers, and what the manifest records of them."""
 
 import json
-import os
 import shutil
-import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
 import pytest
 import torch
-from conftest import TINY, values_of
-from fitting import before_update, same, state, weights
+from conftest import tiny_config
+from fitting import first_batch, same, state, stopped, trainer_of, weights
 from torch.nn import functional as F
 
-from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
-from nmt.data.batching import Batch, Batches
-from nmt.data.prepare import prepare
-from nmt.model.checkpoints import new_model
+from nmt.data.batching import Batch
 from nmt.model.output import Readouts
-from nmt.system.machine import Machine
-from nmt.training.initial import load_teachers
 from nmt.training.job import train
 from nmt.training.losses import Distillation, InferenceGradient, Objective
 
-Config = Callable[..., TrainConfig]
 SHORT = ["training.max_steps=3", "validation.unit=steps", "validation.every=3"]
 STILL = ["embedding.dropout=0", "encoder.dropout=0", "decoder.dropout=0", "training.label_smoothing=0"]
-CPU = Machine(torch.device("cpu"), "fp32")
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +28,7 @@ def teachers(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     runs = [tmp_path_factory.mktemp("teacher") / str(seed) for seed in (1, 2)]
     kinds = ["attention=bahdanau", "decoder.copy=true"], ["attention=gnmt", "seed=2"]
     for run, own in zip(runs, kinds, strict=True):
-        assert train(validated(TrainConfig, values_of("train", [*TINY, *SHORT, *own])), run, []) == 0
+        assert train(tiny_config(*SHORT, *own), run) == 0
     return runs
 
 
@@ -48,17 +38,12 @@ def from_(runs: list[Path], *more: str) -> list[str]:
 
 def setup(config: TrainConfig) -> tuple[Objective, Batch]:
     """Build the objective of a run, and load a batch."""
-    prepared = prepare(config.data, config.tokenizer)
-    batches = Batches(prepared.splits["train"], prepared.tokenizers, batch_tokens=256, batch_sentences=None, seed=1)
-    torch.manual_seed(3)
-    model = new_model(config, prepared.tokenizers)
-    found = load_teachers(config, prepared, CPU)
-    objective = Objective(model, config, prepared.tokenizers.target.pad, found.models)
-    return objective, batches.load(batches.epoch(0)[0], 0)[0]
+    trainer = trainer_of(config)
+    return trainer.objective, first_batch(trainer)
 
 
-def test_the_mean_of_all_teachers_is_learned_without_their_dropout(teachers: list[Path], train_config: Config) -> None:
-    objective, batch = setup(train_config(*STILL, *from_(teachers, "objective.teacher_weight=0.75")))
+def test_the_mean_of_all_teachers_is_learned_without_their_dropout(teachers: list[Path]) -> None:
+    objective, batch = setup(tiny_config(*STILL, *from_(teachers, "objective.teacher_weight=0.75")))
     kept: list[bool] = []
     models = cast(Distillation, objective.token_loss).teachers
     hooks = [model.register_forward_hook(lambda *_: kept.append(torch.is_grad_enabled())) for model in models]
@@ -84,19 +69,17 @@ def test_the_mean_of_all_teachers_is_learned_without_their_dropout(teachers: lis
     assert all(parameter.grad is not None for parameter in objective.model.parameters())
 
 
-def test_the_references_are_smoothed_the_teachers_are_not(teachers: list[Path], train_config: Config) -> None:
-    objective, batch = setup(train_config(*STILL, "training.label_smoothing=0.2", *from_(teachers[:1])))
+def test_the_references_are_smoothed_the_teachers_are_not(teachers: list[Path]) -> None:
+    objective, batch = setup(tiny_config(*STILL, "training.label_smoothing=0.2", *from_(teachers[:1])))
     value = objective(batch, 1)
     assert value.terms["smoothed_loss"] != value.terms["loss"]
     half = (value.terms["smoothed_loss"] + value.terms["distillation_loss"]) / 2
     torch.testing.assert_close(value.total.detach(), half)
 
 
-def test_the_baseline_of_a_sampled_position_has_the_loss_of_the_students_own_objective(
-    teachers: list[Path], train_config: Config
-) -> None:
+def test_the_baseline_of_a_sampled_position_has_the_loss_of_the_students_own_objective(teachers: list[Path]) -> None:
     sampled = ["attention=variational", "attention.alignment.dim=8", "attention.alignment.estimator=sample"]
-    objective, batch = setup(train_config(*STILL, *sampled, *from_(teachers[:1])))
+    objective, batch = setup(tiny_config(*STILL, *sampled, *from_(teachers[:1])))
     (gradient,) = (loss for loss in objective.auxiliary if isinstance(loss, InferenceGradient))
     prediction = objective.token_loss(batch)
     assert gradient(prediction)[0].abs() > 1e-3
@@ -107,20 +90,15 @@ def test_the_baseline_of_a_sampled_position_has_the_loss_of_the_students_own_obj
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_in_the_same_bits_where_its_teachers_have_moved(
-    teachers: list[Path], train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = train_config(*SHORT, *from_(teachers))
-    assert train(config, tmp_path / "whole", []) == 0
-    with monkeypatch.context() as patch:
-        before_update(patch, 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
-        assert train(config, tmp_path / "stopped", []) == 128 + signal.SIGTERM
-    assert state(tmp_path / "stopped")["step"] == 2
+def test_a_run_goes_on_in_the_same_bits_where_its_teachers_have_moved(teachers: list[Path], tmp_path: Path) -> None:
+    config = tiny_config(*SHORT, *from_(teachers))
+    assert train(config, tmp_path / "whole") == 0
+    assert state(stopped(config, tmp_path / "stopped", 2))["step"] == 2
     moved = [shutil.copytree(run, tmp_path / "moved" / run.name) for run in teachers]
     for others in (moved[::-1], moved[:1]):
         with pytest.raises(UserError, match=r"this run began with step 3 of .*/1, step 3 of .*/2; name those"):
-            train(train_config(*SHORT, *from_(others)), tmp_path / "stopped", [])
-    assert train(train_config(*SHORT, *from_(moved)), tmp_path / "stopped", []) == 0
+            train(tiny_config(*SHORT, *from_(others)), tmp_path / "stopped")
+    assert train(tiny_config(*SHORT, *from_(moved)), tmp_path / "stopped") == 0
     starts = json.loads((tmp_path / "stopped" / "manifest.json").read_text())["starts"]
     for start, runs in zip(starts, (teachers, moved), strict=True):
         recorded = [(teacher["run"], teacher["step"], teacher["scores"]) for teacher in start["teachers"]]
@@ -132,13 +110,13 @@ def test_a_run_goes_on_in_the_same_bits_where_its_teachers_have_moved(
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ("tokenizer.vocab_size=390", "was trained with another tokenizer .* tokenizer.source_model={run}"),
+        ("tokenizer.vocab_size=390", "was trained with another tokenizer .* models are in {run}$"),
         ("objective.teachers=nowhere", "objective.teachers=nowhere: no such directory"),
     ],
 )
 def test_what_cannot_be_learned_from_is_refused(
-    overrides: str, message: str, teachers: list[Path], train_config: Config, tmp_path: Path
+    overrides: str, message: str, teachers: list[Path], tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match=message.format(run=teachers[0])):
-        train(train_config(*SHORT, *from_(teachers[:1], overrides)), tmp_path / "run", [])
+        train(tiny_config(*SHORT, *from_(teachers[:1], overrides)), tmp_path / "run")
     assert not list(tmp_path.glob("run/*"))

@@ -4,17 +4,16 @@ import importlib
 import os
 import re
 import signal
-import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from conftest import TINY
-from forks import call_text, ended, forked
+from forks import call_text
 
 from nmt.training import dry_run as module
+from nmt.training import job
 from nmt.training.trainer import Trainer
 
 PRINTED = ["model", "memory", "update", "utilisation", "epoch", "validation", "run", "dry run"]
@@ -33,7 +32,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def left_in(home: Path) -> list[str]:
-    return sorted(str(path.relative_to(home.parent)) for path in home.parent.rglob("*") if path.name != ".nothing")
+    return sorted(str(path.relative_to(home.parent)) for path in home.parent.rglob("*"))
 
 
 @pytest.mark.system
@@ -72,32 +71,22 @@ def test_what_it_is_not_for_is_refused_in_a_line(words: list[str], told: str, ho
 
 @pytest.mark.system
 @pytest.mark.parametrize(
-    ("number", "during"), [(signal.SIGTERM, "update"), pytest.param(signal.SIGINT, "prepare", marks=pytest.mark.slow)]
+    ("number", "owner", "name"),
+    [
+        (signal.SIGTERM, Trainer, "update"),
+        pytest.param(signal.SIGINT, job, "prepare", marks=pytest.mark.slow),  # while the corpus is prepared
+    ],
 )
-def test_a_signal_leaves_nothing_either(number: int, during: str, home: Path) -> None:
-    """The signal arrives while the corpus is prepared, or during an update."""
+def test_a_signal_leaves_nothing_either(
+    number: int, owner: object, name: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = getattr(owner, name)
 
-    def work() -> int:
-        os.chdir(home)
-        job = importlib.import_module("nmt.training.job")
-        real_prepare, real_update = job.prepare_corpus, Trainer.update
+    def signalled(*given: object) -> object:
+        os.kill(os.getpid(), number)
+        time.sleep(0.01)
+        return real(*given)
 
-        def signalled(real: Callable[..., object]) -> Callable[..., object]:
-            def then(*arguments: object) -> object:
-                os.kill(os.getpid(), number)
-                time.sleep(0.01)
-                return real(*arguments)
-
-            return then
-
-        if during == "prepare":
-            job.prepare_corpus = signalled(real_prepare)
-        else:
-            Trainer.update = signalled(real_update)  # type: ignore[method-assign, assignment]
-        sys.argv = ["nmt-train", "--dry-run", *TINY]
-        importlib.import_module("nmt.cli.train").main()
-        return 0
-
-    output = home.parent / ".nothing"
-    assert ended(forked(work, output)) == 128 + number
+    monkeypatch.setattr(owner, name, signalled)
+    assert call_text("nmt-train", "--dry-run", *TINY, cwd=home).returncode == 128 + number
     assert left_in(home) == ["home", "tmp"]

@@ -7,12 +7,14 @@ import re
 import sys
 import time
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
+from unittest.mock import call as call_of
 
 import numpy as np
 import pytest
-from conftest import TINY, values_of
+from conftest import tiny_config
 from forks import call
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 from tensorboard.plugin_util import markdown_to_safe_html
@@ -20,12 +22,11 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_ndarray
 from torch.utils.tensorboard import writer
 
-from nmt.config.compose import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.system.run import SWEEP, RunDirectory, read_json
 from nmt.training import journal
-from nmt.training.job import Job, build, fit, prepare
+from nmt.training.job import Job, fit, set_up
 from nmt.training.journal import Journal
 
 QUICK = ["training.max_steps=2", "validation.unit=steps", "validation.every=1", "training.log_every=1"]
@@ -33,7 +34,7 @@ REST = {"perplexity": 1.0, "learning_rate": 1.0, "tokens_per_second": 1.0, "util
 
 
 def config_of(*overrides: str) -> TrainConfig:
-    return validated(TrainConfig, values_of("train", [*TINY, *QUICK, *overrides]))
+    return tiny_config(*QUICK, *overrides)
 
 
 def read(run: Path, tag: str) -> list[tuple[int, np.ndarray]]:
@@ -86,16 +87,6 @@ def test_the_progress_bar_shows_the_metrics_of_the_last_validation(
         opened.validation(1, 0.1, {"loss": 1.0, "perplexity": 2.7, "bleu": 35.2, "ser": 9.87}, best=True)
         opened.training(2, 0.2, {"loss": 1.0, **REST})
     assert "tok/s, BLEU 35.20  SER 9.87" in capsys.readouterr().err
-
-
-def test_a_clock_that_was_set_back_hides_no_later_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = time.time()
-    for begun, ahead in ((0, 0), (5, -86_400), (8, 3_600), (11, 60), (14, 60)):
-        monkeypatch.setattr(time, "time", lambda ahead=ahead: now + ahead)
-        write(tmp_path, begun - 1, range(begun, begun + 5), value=begun)
-    later = [(step, 5 * (5 <= step < 8) + 8 * (8 <= step < 11) + 11 * (11 <= step < 14)) for step in range(14)]
-    assert curve(tmp_path) == [*later, *((step, 14) for step in range(14, 19))]
-    assert len(list((tmp_path / "tensorboard").iterdir())) == 5
 
 
 def test_lines_that_will_be_written_again_are_removed(tmp_path: Path) -> None:
@@ -166,44 +157,24 @@ def test_a_full_disk_is_an_error_with_the_folder_and_without_a_traceback(
 # W&B, with a stand-in for its package
 
 
-class Package(ModuleType):
-    """Stands in for wandb, and records each call of a function: (name, arguments, options)."""
-
-    def __init__(self) -> None:
-        super().__init__("wandb")
-        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
-        self.fails_at = ""
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        if name.startswith("__"):
-            raise AttributeError(name)
-
-        def record(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401
-            self.calls.append((name, arguments, options))
-            if name == self.fails_at:
-                raise ConnectionError("no route to host\ndetails")
-            return SimpleNamespace(id=options.get("id") or "of-wandb", finish=self.finish)
-
-        return record
-
-    def of(self, name: str) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
-        return [(arguments, options) for called, arguments, options in self.calls if called == name]
-
-
 @pytest.fixture
-def wandb(monkeypatch: pytest.MonkeyPatch) -> Package:
-    package = Package()
+def wandb(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    package = Mock()
+    package.init.return_value = SimpleNamespace(id="of-wandb", finish=package.finish)
     monkeypatch.setitem(sys.modules, "wandb", package)
     monkeypatch.setattr(journal, "find_spec", lambda _: True)
     monkeypatch.delenv("WANDB_PROJECT", raising=False)
     return package
 
 
+REFUSAL = ConnectionError("no route to host\ndetails")
+
+
 def run_in(folder: Path, *overrides: str, given: list[str] | None = None) -> Path:
     """Train and record an outcome, but skip the evaluation, which takes most of the time."""
     config = config_of(*overrides)
     with Job.join(config, folder) as job:
-        setup = build(job, prepare(job, given or [], {}))
+        setup = set_up(job, given or [])
         with Journal(job.run, config) as opened:
             fit(setup, opened)
             opened.outcome(setup.trainer.step, {"best/test_bleu": 1.5})
@@ -211,20 +182,20 @@ def run_in(folder: Path, *overrides: str, given: list[str] | None = None) -> Pat
 
 
 def test_a_sweeps_run_begins_before_tensorboards_files_and_continues_when_it_resumes(
-    tmp_path: Path, wandb: Package, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, wandb: Mock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[int] = []
 
     class Opened(writer.EventFileWriter):
         def __init__(self, *arguments: Any, **options: Any) -> None:  # noqa: ANN401
-            opened.append(len(wandb.of("init")))
+            opened.append(wandb.init.call_count)
             super().__init__(*arguments, **options)
 
     monkeypatch.setattr(writer, "EventFileWriter", Opened)  # W&B patches TensorBoard in this way
     (tmp_path / SWEEP).touch()
     run = run_in(tmp_path / "lr-0.1" / "x", "logger=wandb", given=["optimizer.lr=0.1"])
     run_in(run, "logger=wandb", "training.max_steps=3")
-    (_, first), (_, second) = wandb.of("init")
+    first, second = (each.kwargs for each in wandb.init.call_args_list)
     assert opened == [1, 2]
     sweep = "/".join(tmp_path.parts[-2:])
     assert (first["project"], first["name"], first["group"]) == ("nmt", "lr-0.1/x", sweep)
@@ -232,26 +203,26 @@ def test_a_sweeps_run_begins_before_tensorboards_files_and_continues_when_it_res
     assert first["config"]["encoder"]["hidden"] == 16
     assert [(one["id"], one["resume"]) for one in (first, second)] == [(None, "allow"), ("of-wandb", "allow")]
     assert read_json(run / journal.WANDB) == {"id": "of-wandb"}
-    assert wandb.of("finish") == [((), {"exit_code": 0})] * 2
+    assert wandb.finish.call_args_list == [call_of(exit_code=0)] * 2
 
 
-def test_a_tracker_that_refuses_the_run_ends_it_in_one_line(tmp_path: Path, wandb: Package) -> None:
-    wandb.fails_at = "init"
+def test_a_tracker_that_refuses_the_run_ends_it_in_one_line(tmp_path: Path, wandb: Mock) -> None:
+    wandb.init.side_effect = REFUSAL
     with pytest.raises(UserError, match=r"^logger=wandb: cannot be used \(no route to host\); train without it$"):
         run_in(tmp_path / "run", "logger=wandb")
 
 
 def test_a_tracker_that_fails_at_the_end_is_a_warning(
-    tmp_path: Path, wandb: Package, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, wandb: Mock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    wandb.fails_at = "finish"
+    wandb.finish.side_effect = REFUSAL
     opened = Journal(RunDirectory(tmp_path), config_of("logger=wandb"))
     opened.begin(-1, -1, 0, 10)
     opened.training(1, 0.0, {"loss": 1.0, **REST})
     opened.__exit__(KeyboardInterrupt, None, None)
     warnings = [record.getMessage() for record in caplog.records if "logger=" in record.getMessage()]
     assert warnings == ["logger=wandb: does not have the whole run (no route to host)"]
-    assert wandb.of("finish") == [((), {"exit_code": 1})]
+    wandb.finish.assert_called_once_with(exit_code=1)
 
 
 def test_without_loggers_there_is_metrics_jsonl_alone(tmp_path: Path) -> None:

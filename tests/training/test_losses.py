@@ -2,11 +2,11 @@
 
 import itertools
 import math
-from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
+from conftest import tiny_config
+from fitting import first_batch, trainer_of
 from torch import Tensor
 from torch.nn import functional
 
@@ -14,16 +14,11 @@ from nmt.attention.attention import Attention
 from nmt.attention.normalizers import SoftmaxNormalizer
 from nmt.attention.scores import Past
 from nmt.config.schema import TrainConfig
-from nmt.data.batching import Batch, Batches, make_batches
-from nmt.data.prepare import prepare
+from nmt.data.batching import Batch
 from nmt.model import latent
-from nmt.model.checkpoints import new_model
 from nmt.model.seq2seq import Seq2Seq
-from nmt.system.machine import Machine
 from nmt.training.losses import Objective, coverage_loss, guided_alignment_loss
-from nmt.training.trainer import Trainer
 
-Config = Callable[..., TrainConfig]
 MOVING = "attention.alignment.baseline=moving"
 VARIATIONAL = ["attention=variational", "attention.alignment.dim=8"]
 ALL = ["attention.alignment.top_k=null", "attention.alignment.min_share=0"]
@@ -31,21 +26,10 @@ SAMPLE = "attention.alignment.estimator=sample"
 STILL = ["embedding.dropout=0", "encoder.dropout=0", "decoder.dropout=0", "training.label_smoothing=0"]
 
 
-def setup(config: TrainConfig, sentences: int | None = None) -> tuple[Seq2Seq, Objective, Batch]:
-    """Build a model and its objective, and load a batch of `sentences` sentences; by default the first of an epoch."""
-    prepared = prepare(config.data, config.tokenizer)
-    batches = Batches(
-        prepared.splits["train"],
-        prepared.tokenizers,
-        batch_tokens=256,
-        batch_sentences=None,
-        seed=1,
-        guided=config.training.guided_alignment > 0,
-    )
-    indices = batches.epoch(0)[0] if sentences is None else np.arange(sentences)
-    torch.manual_seed(3)
-    model = new_model(config, prepared.tokenizers)
-    return model, Objective(model, config, prepared.tokenizers.target.pad), batches.load(indices, 0)[0]
+def setup(config: TrainConfig) -> tuple[Seq2Seq, Objective, Batch]:
+    """Build a model and its objective, and load the first batch of an epoch."""
+    trainer = trainer_of(config)
+    return trainer.model, trainer.objective, first_batch(trainer)
 
 
 @pytest.mark.parametrize(
@@ -61,8 +45,8 @@ def setup(config: TrainConfig, sentences: int | None = None) -> tuple[Seq2Seq, O
         ([*VARIATIONAL, "attention.alignment.kl_weight=0.3"], "kl_loss", 0.3),
     ],
 )
-def test_a_term_is_added_with_its_weight(overrides: list[str], term: str, weight: float, train_config: Config) -> None:
-    _, objective, batch = setup(train_config(*STILL, *overrides))
+def test_a_term_is_added_with_its_weight(overrides: list[str], term: str, weight: float) -> None:
+    _, objective, batch = setup(tiny_config(*STILL, *overrides))
     value = objective(batch, 1)
     assert set(value.terms) >= {"loss", "smoothed_loss", term}
     torch.testing.assert_close(value.total, value.terms["smoothed_loss"] + weight * value.terms[term])
@@ -71,16 +55,16 @@ def test_a_term_is_added_with_its_weight(overrides: list[str], term: str, weight
 
 
 @pytest.mark.parametrize("overrides", [[], ["attention=coverage", "attention.coverage.loss_weight=0"]])
-def test_without_a_weight_nothing_is_added(overrides: list[str], train_config: Config) -> None:
-    _, objective, batch = setup(train_config(*STILL, *overrides))
+def test_without_a_weight_nothing_is_added(overrides: list[str]) -> None:
+    _, objective, batch = setup(tiny_config(*STILL, *overrides))
     value = objective(batch, 1)
     assert set(value.terms) == {"loss", "smoothed_loss"}
     assert batch.alignment is None
     torch.testing.assert_close(value.total.detach(), value.terms["loss"])
 
 
-def test_a_coverage_loss_sets_in_after_its_start(train_config: Config) -> None:
-    _, objective, batch = setup(train_config(*STILL, "attention=coverage", "attention.coverage.loss_start=5"))
+def test_a_coverage_loss_sets_in_after_its_start() -> None:
+    _, objective, batch = setup(tiny_config(*STILL, "attention=coverage", "attention.coverage.loss_start=5"))
     early, late = objective(batch, 5), objective(batch, 6)
     torch.testing.assert_close(early.total, early.terms["smoothed_loss"])
     torch.testing.assert_close(late.total, late.terms["smoothed_loss"] + late.terms["coverage_loss"])
@@ -92,8 +76,8 @@ def gradient(model: Seq2Seq, total: torch.Tensor) -> torch.Tensor:
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
-def test_what_dropout_makes_differ_is_added_by_half_of_alpha(train_config: Config) -> None:
-    _, objective, batch = setup(train_config("training.r_drop=3", "embedding.dropout=0.3"))
+def test_what_dropout_makes_differ_is_added_by_half_of_alpha() -> None:
+    _, objective, batch = setup(tiny_config("training.r_drop=3", "embedding.dropout=0.3"))
     value = objective(batch, 1)
     assert set(value.terms) == {"loss", "smoothed_loss", "r_drop_loss"}
     assert value.terms["r_drop_loss"] > 1
@@ -109,11 +93,11 @@ def test_what_dropout_makes_differ_is_added_by_half_of_alpha(train_config: Confi
         ["attention=coverage", "attention.coverage.loss_start=0"],
     ],
 )
-def test_without_dropout_r_drop_changes_nothing(overrides: list[str], train_config: Config) -> None:
+def test_without_dropout_r_drop_changes_nothing(overrides: list[str]) -> None:
     """The predictions of both passes are equal; tokens and the attention's loss terms are counted once."""
     found = []
     for alpha in (0, 5):
-        model, objective, batch = setup(train_config(*STILL, *overrides, f"training.r_drop={alpha}"))
+        model, objective, batch = setup(tiny_config(*STILL, *overrides, f"training.r_drop={alpha}"))
         value = objective(batch, 1)
         found.append((value.total, value.terms, gradient(model, value.total)))
     (total, terms, plain), (total_both, terms_both, both) = found
@@ -123,8 +107,8 @@ def test_without_dropout_r_drop_changes_nothing(overrides: list[str], train_conf
     torch.testing.assert_close(both, plain, rtol=1e-4, atol=1e-4)
 
 
-def test_the_policy_sees_the_likelihood_of_each_token_and_not_of_padding(train_config: Config) -> None:
-    model, objective, batch = setup(train_config(*STILL, "attention=hard", "attention.alignment.soft_share=0"))
+def test_the_policy_sees_the_likelihood_of_each_token_and_not_of_padding() -> None:
+    model, objective, batch = setup(tiny_config(*STILL, "attention=hard", "attention.alignment.soft_share=0"))
     seen = {}
     assert model.policy is not None
     original = model.policy.forward
@@ -140,12 +124,10 @@ def test_the_policy_sees_the_likelihood_of_each_token_and_not_of_padding(train_c
     assert torch.equal(seen["real"], batch.target_out != 0)
 
 
-def test_a_baseline_neither_uses_up_the_gradients_limit_nor_depends_on_the_policys_weight(train_config: Config) -> None:
+def test_a_baseline_neither_uses_up_the_gradients_limit_nor_depends_on_the_policys_weight() -> None:
     still = [*STILL, "optimizer=sgd", "optimizer.lr=1e-9"]
-    config = train_config(*still, "attention=hard", "attention.alignment.weight=0.1")
-    model, objective, batch = setup(config)
-    batches = make_batches(prepare(config.data, config.tokenizer), "train", config)
-    trainer = Trainer(config, model, objective, batches, Machine(torch.device("cpu"), "fp32"))
+    trainer = trainer_of(tiny_config(*still, "attention=hard", "attention.alignment.weight=0.1"))
+    model, batch = trainer.model, first_batch(trainer)
     assert model.policy is not None
     assert model.policy.learned is not None
     apart = {id(parameter) for parameter in model.policy.parameters()}
@@ -163,8 +145,8 @@ def test_a_baseline_neither_uses_up_the_gradients_limit_nor_depends_on_the_polic
 
 
 @pytest.mark.parametrize("baseline", ["learned", "moving"])
-def test_before_training_the_baseline_is_near_the_rewards(baseline: str, train_config: Config) -> None:
-    model, _, batch = setup(train_config(*STILL, "attention=hard", f"attention.alignment.baseline={baseline}"))
+def test_before_training_the_baseline_is_near_the_rewards(baseline: str) -> None:
+    model, _, batch = setup(tiny_config(*STILL, "attention=hard", f"attention.alignment.baseline={baseline}"))
     decoded = model(batch.source, batch.lengths, batch.target_in)
     rewards = model.log_probs(decoded.prediction, batch.target_out, 0)
     assert decoded.attention is not None
@@ -176,8 +158,8 @@ def test_before_training_the_baseline_is_near_the_rewards(baseline: str, train_c
 
 
 @pytest.mark.parametrize("normalizer", ["softmax", "linear_chain"])
-def test_the_bound_is_below_the_likelihood(normalizer: str, train_config: Config) -> None:
-    model, objective, batch = setup(train_config(*STILL, *VARIATIONAL, *ALL, f"attention/normalizer={normalizer}"))
+def test_the_bound_is_below_the_likelihood(normalizer: str) -> None:
+    model, objective, batch = setup(tiny_config(*STILL, *VARIATIONAL, *ALL, f"attention/normalizer={normalizer}"))
     bound = -float(objective(batch, 1).total.detach())
     predictions = model(batch.source, batch.lengths, batch.target_in).prediction
     assert bound < float(model.log_probs(predictions, batch.target_out, 0).sum())
@@ -185,12 +167,12 @@ def test_the_bound_is_below_the_likelihood(normalizer: str, train_config: Config
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.3])
 def test_the_mean_over_all_samples_is_the_enumerated_gradient(
-    smoothing: float, train_config: Config, monkeypatch: pytest.MonkeyPatch
+    smoothing: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In float64, enumerates all positions of a target of two tokens, and compares the gradients of all parameters."""
     smoothed = [*STILL, *VARIATIONAL, *ALL, f"training.label_smoothing={smoothing}"]
-    exact_model, exact, batch = setup(train_config(*smoothed), sentences=1)
-    model, sampled, _ = setup(train_config(*smoothed, SAMPLE))
+    exact_model, exact, batch = setup(tiny_config(*smoothed, "training.batch_sentences=1"))
+    model, sampled, _ = setup(tiny_config(*smoothed, SAMPLE))
     model.load_state_dict(exact_model.state_dict())
     batch = batch._replace(
         source=batch.source[:, -5:],
@@ -224,19 +206,15 @@ def test_the_mean_over_all_samples_is_the_enumerated_gradient(
         torch.testing.assert_close(mean[name], gradient, rtol=1e-6, atol=1e-9)
 
 
-def test_only_a_loss_that_reads_log_weights_makes_the_attention_return_them(train_config: Config) -> None:
-    config = train_config(*VARIATIONAL)
-    prepared = prepare(config.data, config.tokenizer)
-    model = new_model(config, prepared.tokenizers)
-    for recorded in (False, True):
-        attention = model.decoder.attention
+def test_only_a_loss_that_reads_log_weights_makes_the_attention_return_them() -> None:
+    for overrides, recorded in (["attention=luong_general"], False), (VARIATIONAL, True):
+        attention = trainer_of(tiny_config(*overrides)).model.decoder.attention
         assert isinstance(attention, Attention)
         assert attention.normalizer.with_log_weights == recorded
-        Objective(model, config, prepared.tokenizers.target.pad)
 
 
-def test_sampling_adds_a_loss_of_the_inference_network_alone(train_config: Config) -> None:
-    model, objective, batch = setup(train_config(*STILL, *VARIATIONAL, SAMPLE))
+def test_sampling_adds_a_loss_of_the_inference_network_alone() -> None:
+    model, objective, batch = setup(tiny_config(*STILL, *VARIATIONAL, SAMPLE))
     value = objective(batch, 1)
     assert set(value.terms) == {"loss", "smoothed_loss", "kl_loss", "inference_loss"}
     sampler = objective.auxiliary[1]
@@ -279,7 +257,7 @@ def test_guided_alignment_has_the_exact_gradient_however_small_the_weight(gap: f
     normalizer, keep = SoftmaxNormalizer(), torch.ones(1, 1, 3, dtype=torch.bool)
     normalizer.with_log_weights = True
     energies = torch.tensor([[[gap + 1, 0.0, gap]]], requires_grad=True)
-    log_weights = normalizer(energies, keep, Past.start(keep[:, 0])).log_weights
+    log_weights = normalizer(energies, keep, Past.initial(keep[:, 0])).log_weights
     loss = guided_alignment_loss(log_weights, torch.tensor([[[0.0, 1.0, 0.0]]]))
     (gradient,) = torch.autograd.grad(loss, energies)
     expected = energies[0, 0].detach().double().softmax(-1) - torch.tensor([0.0, 1.0, 0.0]).double()

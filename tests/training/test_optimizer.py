@@ -1,18 +1,17 @@
 """Optimizers, schedules of the learning rate, and moving averages of the weights."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from conftest import tiny_config
 from fitting import fitted, metrics, same, state
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 from torch import nn
 
-from nmt.config.schema import TrainConfig
 from nmt.config.schema import training as schema
 from nmt.data.prepare import prepare
 from nmt.model.checkpoints import new_model, read_checkpoint, save_checkpoint
@@ -21,9 +20,6 @@ from nmt.training.losses import Objective, Value
 from nmt.training.optimizer import MovingAverage, Schedule, make_optimizer, make_schedule, use_weights
 from nmt.training.trainer import Trainer, Update
 from nmt.translate.translator import Translator
-
-Config = Callable[..., TrainConfig]
-
 
 # Averages of parameters
 
@@ -117,7 +113,7 @@ def test_a_model_gets_its_weights_back_whatever_happens() -> None:
 
 @pytest.mark.system
 def test_a_run_validates_and_saves_the_average_and_trains_the_weights(
-    train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A skipped update does not change the average either."""
     seen: dict[int, dict[str, torch.Tensor]] = {}
@@ -140,7 +136,7 @@ def test_a_run_validates_and_saves_the_average_and_trains_the_weights(
     steps = ["training.max_steps=8", "validation.unit=steps", "validation.every=4"]
     for decay in (0.0, 0.7):
         seen.clear()
-        config = train_config(*steps, f"training.ema_decay={decay}")
+        config = tiny_config(*steps, f"training.ema_decay={decay}")
         run = fitted(config, tmp_path / str(decay))
     first = seen.pop(0)
     assert set(seen) == {*range(1, 9)} - {3}
@@ -161,13 +157,13 @@ def test_a_run_validates_and_saves_the_average_and_trains_the_weights(
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd", "adadelta"])
-def test_weight_decay_is_that_of_the_papers_and_of_matrices_alone(optimizer: str, train_config: Config) -> None:
+def test_weight_decay_is_that_of_the_papers_and_of_matrices_alone(optimizer: str) -> None:
     """With a gradient of zero, only the decay remains: decoupled in AdamW, else a gradient of decay * parameters."""
     decay, rate, eps = 0.3, 0.1, 1e-6
     # These add a scalar parameter and the gain of a layer norm.
     parts = ["attention/score=normed_additive", "encoder/self_attention=attention"]
     more = [] if optimizer == "sgd" else [f"optimizer.eps={eps}"]
-    config = train_config(f"optimizer={optimizer}", f"optimizer.weight_decay={decay}", *parts, *more)
+    config = tiny_config(f"optimizer={optimizer}", f"optimizer.weight_decay={decay}", *parts, *more)
     model = new_model(config, prepare(config.data, config.tokenizer).tokenizers)
     chosen = make_optimizer(config.optimizer, model)
     for parameter in model.parameters():

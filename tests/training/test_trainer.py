@@ -1,7 +1,6 @@
 """Updates: accumulation, clipping, non-finite gradients, batches too large for memory, optimizers, schedules."""
 
 import logging
-from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -9,31 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import tiny_config
+from fitting import trainer_of
 
 from nmt.config.errors import UserError
-from nmt.config.schema import TrainConfig
-from nmt.data.batching import Batch, make_batches
-from nmt.data.prepare import prepare
-from nmt.model.checkpoints import new_model
-from nmt.system.machine import Machine
+from nmt.data.batching import Batch
 from nmt.training.losses import Objective, Value
 from nmt.training.trainer import MemoryLimit, Trainer
-
-Config = Callable[..., TrainConfig]
 
 STILL = ["embedding.dropout=0", "encoder.dropout=0", "decoder.dropout=0"]
 
 AT_RATE = ["schedule=constant", "schedule.warmup_steps=0"]
 
 SGD = [*STILL, *AT_RATE, "optimizer=sgd", "optimizer.lr=0.5"]
-
-
-def trainer_of(config: TrainConfig, precision: str = "fp32") -> Trainer:
-    corpus = prepare(config.data, config.tokenizer)
-    torch.manual_seed(3)
-    model = new_model(config, corpus.tokenizers)
-    objective, batches = Objective(model, config, corpus.tokenizers.target.pad), make_batches(corpus, "train", config)
-    return Trainer(config, model, objective, batches, Machine(torch.device("cpu"), precision))
 
 
 def weights(trainer: Trainer) -> torch.Tensor:
@@ -45,10 +32,10 @@ def parts(trainer: Trainer, count: int = 1) -> list[Batch]:
 
 
 @pytest.mark.parametrize("overrides", [[], ["training.r_drop=5"]])
-def test_a_split_batch_gives_the_same_update(overrides: list[str], train_config: Config) -> None:
+def test_a_split_batch_gives_the_same_update(overrides: list[str]) -> None:
     results = []
     for count in (1, 3):
-        trainer = trainer_of(train_config(*SGD, "training.max_grad_norm=null", *overrides))
+        trainer = trainer_of(tiny_config(*SGD, "training.max_grad_norm=null", *overrides))
         before = weights(trainer)
         update = trainer.update(parts(trainer, count))
         results.append((weights(trainer) - before, update))
@@ -58,31 +45,31 @@ def test_a_split_batch_gives_the_same_update(overrides: list[str], train_config:
     assert results[0][0].abs().max() > 1e-3
 
 
-def test_gradients_are_those_of_a_target_token(train_config: Config) -> None:
+def test_gradients_are_those_of_a_target_token() -> None:
     """Gradients are means over target tokens: a batch with each pair twice gives the same update."""
     changes = []
     for copies in (1, 2):
-        trainer = trainer_of(train_config(*SGD, "training.max_grad_norm=null"))
+        trainer = trainer_of(tiny_config(*SGD, "training.max_grad_norm=null"))
         before = weights(trainer)
         trainer.update(trainer.batches.load(np.tile(trainer.plan[0], copies), 0))
         changes.append(weights(trainer) - before)
     torch.testing.assert_close(changes[0], changes[1], rtol=1e-4, atol=1e-6)
 
 
-def test_every_update_draws_its_own_dropout_masks(train_config: Config) -> None:
-    trainer = trainer_of(train_config(*AT_RATE, "optimizer=sgd", "optimizer.lr=1e-12", "encoder.dropout=0.5"))
+def test_every_update_draws_its_own_dropout_masks() -> None:
+    trainer = trainer_of(tiny_config(*AT_RATE, "optimizer=sgd", "optimizer.lr=1e-12", "encoder.dropout=0.5"))
     losses = [float(trainer.update(parts(trainer)).terms["loss"]) for _ in range(2)]
     assert losses[0] != pytest.approx(losses[1], rel=1e-5)
 
 
 @pytest.mark.parametrize("scale", [1.0, 64.0])
 def test_clipping_bounds_the_step_by_the_true_norm_and_reports_it(
-    scale: float, train_config: Config, monkeypatch: pytest.MonkeyPatch
+    scale: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tests also scaled gradients, by a scaler that is active on the CPU."""
     active = partial(torch.amp.GradScaler, init_scale=scale)
     monkeypatch.setattr(torch.amp, "GradScaler", lambda device, enabled: active(device))
-    trainer = trainer_of(train_config(*SGD, "optimizer.lr=1", "training.max_grad_norm=0.01"))
+    trainer = trainer_of(tiny_config(*SGD, "optimizer.lr=1", "training.max_grad_norm=0.01"))
     before = weights(trainer)
     update = trainer.update(parts(trainer))
     assert update.applied
@@ -91,9 +78,9 @@ def test_clipping_bounds_the_step_by_the_true_norm_and_reports_it(
 
 
 @pytest.mark.parametrize("broken", ["gradient", "loss", "gradient of the baseline"])
-def test_what_is_not_finite_changes_nothing(broken: str, train_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_finite_changes_nothing(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     hard = ["attention=hard", "attention.alignment.baseline=learned"] if "baseline" in broken else []
-    trainer = trainer_of(train_config(*STILL, *AT_RATE, *hard))
+    trainer = trainer_of(tiny_config(*STILL, *AT_RATE, *hard))
     real = Objective.__call__
 
     def endless(self: Objective, *given: Any) -> Value:  # noqa: ANN401
@@ -115,9 +102,9 @@ def test_what_is_not_finite_changes_nothing(broken: str, train_config: Config, m
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd", "adadelta"])
-def test_every_optimizer_learns_and_takes_the_schedules_rate(optimizer: str, train_config: Config) -> None:
+def test_every_optimizer_learns_and_takes_the_schedules_rate(optimizer: str) -> None:
     rate = {"sgd": 1.0, "adadelta": 1.0}.get(optimizer, 0.01)
-    trainer = trainer_of(train_config(*STILL, *AT_RATE, f"optimizer={optimizer}", f"optimizer.lr={rate}"))
+    trainer = trainer_of(tiny_config(*STILL, *AT_RATE, f"optimizer={optimizer}", f"optimizer.lr={rate}"))
     batch = parts(trainer)
     losses = [float(trainer.update(batch).terms["smoothed_loss"]) for _ in range(10)]
     assert losses[-1] < 0.98 * losses[0]
@@ -126,8 +113,8 @@ def test_every_optimizer_learns_and_takes_the_schedules_rate(optimizer: str, tra
     assert sorted(id(p) for group in groups for p in group["params"]) == sorted(map(id, trainer.model.parameters()))
 
 
-def test_a_resumed_run_has_the_rate_of_the_last_update(train_config: Config) -> None:
-    config = train_config("schedule.warmup_steps=8")
+def test_a_resumed_run_has_the_rate_of_the_last_update() -> None:
+    config = tiny_config("schedule.warmup_steps=8")
     trainer = trainer_of(config)
     for _ in range(3):
         trainer.next_update()
@@ -137,8 +124,8 @@ def test_a_resumed_run_has_the_rate_of_the_last_update(train_config: Config) -> 
     assert rate == trainer.optimizer.param_groups[0]["lr"] < config.optimizer.lr
 
 
-def test_bf16_stays_near_fp32(train_config: Config) -> None:
-    exact, rough = (trainer_of(train_config(*STILL), precision) for precision in ("fp32", "bf16"))
+def test_bf16_stays_near_fp32() -> None:
+    exact, rough = (trainer_of(tiny_config(*STILL), precision) for precision in ("fp32", "bf16"))
     updates = [trainer.update(parts(trainer)) for trainer in (rough, exact)]
     torch.testing.assert_close(updates[0].terms["loss"], updates[1].terms["loss"], rtol=0.01, atol=0)
     torch.testing.assert_close(updates[0].gradient_norm, updates[1].gradient_norm, rtol=0.05, atol=0)
@@ -161,13 +148,13 @@ class Refusing(torch.autograd.Function):
 
 
 def test_a_batch_that_does_not_fit_gives_the_updates_of_its_parts(
-    train_config: Config, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The updates equal those with training.accumulate=2."""
-    accumulated = trainer_of(train_config(*STILL, "training.accumulate=2"))
+    accumulated = trainer_of(tiny_config(*STILL, "training.accumulate=2"))
     for _ in range(6):
         accumulated.next_update()
-    trainer, real = trainer_of(train_config(*STILL)), Objective.__call__
+    trainer, real = trainer_of(tiny_config(*STILL)), Objective.__call__
     limit = max(trainer.batches.padded_size(indices) for indices in trainer.plan) / 2
 
     def with_little_memory(self: Objective, batch: Batch, *others: Any) -> Value:  # noqa: ANN401
@@ -202,10 +189,10 @@ def test_a_pair_that_does_not_fit_alone_ends_the_run_in_words() -> None:
         list(MemoryLimit(1).attempts(5, 50, "step 7"))
 
 
-def test_other_errors_are_not_taken_for_it(train_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_are_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("shapes cannot be multiplied")
 
     monkeypatch.setattr(Objective, "__call__", broken)
     with pytest.raises(RuntimeError, match="shapes"):
-        trainer_of(train_config()).next_update()
+        trainer_of(tiny_config()).next_update()

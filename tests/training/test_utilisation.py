@@ -15,7 +15,7 @@ from nmt.data.batching import Batch
 from nmt.model.build import build_model
 from nmt.system.machine import Machine
 from nmt.training import utilisation
-from nmt.training.job import Job, build, prepare
+from nmt.training.job import Job, set_up
 
 
 @pytest.mark.parametrize("positions", [1, 4])
@@ -25,7 +25,7 @@ def test_a_larger_vocabulary_adds_the_flops_of_its_rows(positions: int) -> None:
     A sum over 4 source positions has as many readouts for each target token, and weighs their products.
     """
     top = ["attention=marginal", "attention.alignment.top_k=4", "attention.alignment.min_share=0"]
-    config, _ = compose("train", TrainConfig, [*TINY, *(top if positions > 1 else [])])
+    config = compose("train", TrainConfig, [*TINY, *(top if positions > 1 else [])])
     sentences = torch.randint(4, 20, (2, 6))
     batch = Batch(np.arange(2), sentences, torch.tensor([6, 6]), sentences, sentences, target_tokens=12)
     small, large = (build_model(config, size, size, (0, 0)) for size in (20, 50))
@@ -53,9 +53,9 @@ def test_a_run_records_its_utilisation_and_where_its_time_went(tmp_path: Path, m
     monkeypatch.setattr(utilisation, "product_rate", lambda _: 1e9)
     words = [*TINY, "training.max_steps=10", f"data.cache_dir={tmp_path}"]
     run = nmt.train(*words, directory=tmp_path / "run")
-    config, _ = compose("train", TrainConfig, words)
+    config = compose("train", TrainConfig, words)
     with Job.join(config, tmp_path / "other") as job:
-        ideal = utilisation.ideal_seconds(build(job, prepare(job, [], {})).trainer, tmp_path)
+        ideal = utilisation.ideal_seconds(set_up(job).trainer, tmp_path)
     lines = [line for line in run.history if "train/utilisation" in line]
     assert len(lines) == 2
     for line in lines:
@@ -63,5 +63,5 @@ def test_a_run_records_its_utilisation_and_where_its_time_went(tmp_path: Path, m
     training = json.loads((tmp_path / "run" / "manifest.json").read_text())["training"]
     share = training["target_tokens_per_second"] * ideal
     assert training["utilisation"] == pytest.approx(share, abs=1e-4)  # four decimals
-    assert training["shares"]["recording"] == 0
-    assert 0 < training["shares"]["loading"] < 1 - training["shares"]["validation"] < 1
+    assert training["time_fractions"]["recording"] == 0
+    assert 0 < training["time_fractions"]["loading"] < 1 - training["time_fractions"]["validation"] < 1

@@ -4,25 +4,21 @@ import gc
 import json
 import re
 import weakref
-from collections.abc import Callable
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fitting import before_update, fitted, metrics
-from fitting import weights as weights_of
+from conftest import tiny_config
+from fitting import before_update, fitted, metrics, same, state, weights
 
 from nmt.config.errors import UserError
-from nmt.config.schema import TrainConfig
 from nmt.evaluate.metrics import METRICS, WITHOUT_TEXT
-from nmt.model.checkpoints import read_checkpoint
 from nmt.model.seq2seq import Seq2Seq
 from nmt.training.job import train
 from nmt.training.stopping import EarlyStopping
-from nmt.translate.prepared_model import SearchModel
-
-Config = Callable[..., TrainConfig]
+from nmt.translate.search_model import SearchModel
 
 HIGHER_IS_BETTER = {"bleu": True, "chrf": True, "ter": False, "wer": False, "loss": False, "aer": False}
 
@@ -42,7 +38,7 @@ def test_every_monitor_has_a_direction() -> None:
 
 @pytest.mark.parametrize("monitor", ["ter", "chrf"])
 def test_best_checkpoint_patience_and_plateau_follow_the_monitored_score(
-    monitor: str, train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monitor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The monitored scores are made up; BLEU is their negative, to show that it does not decide."""
     sign = 1 if HIGHER_IS_BETTER[monitor] else -1
@@ -53,13 +49,12 @@ def test_best_checkpoint_patience_and_plateau_follow_the_monitored_score(
         return {"loss": 1.0, "perplexity": 1.0, "bleu": -score, monitor: sign * score}, []
 
     monkeypatch.setattr("nmt.training.validation.Validator.__call__", validation)
-    config = train_config(
+    config = tiny_config(
         *RUN, f"validation.monitor={monitor}", "validation.patience=2", "training.max_steps=9", "training.log_every=99"
     )
     fitted(config, tmp_path / "run")
-    last = read_checkpoint(tmp_path / "run" / "checkpoints" / "last.pt")
-    assert (last["step"], last["stopping"]["best_step"]) == (4, 2)
-    assert read_checkpoint(tmp_path / "run" / "checkpoints" / "best.safetensors")["step"] == 2
+    last = state(tmp_path / "run")
+    assert (last["step"], last["stopping"]["best_step"], state(tmp_path / "run", "best")["step"]) == (4, 2, 2)
     assert last["schedule"]["reduction"] < 1
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert manifest["training"][f"best_{monitor}"] == sign * 0.7
@@ -69,16 +64,14 @@ def test_best_checkpoint_patience_and_plateau_follow_the_monitored_score(
 
 
 @pytest.mark.system
-def test_monitored_scores_are_those_of_the_final_evaluation(
-    train_config: Config, tmp_path: Path, mean_metric: str
-) -> None:
+def test_monitored_scores_are_those_of_the_final_evaluation(tmp_path: Path, mean_metric: str) -> None:
     """The choice of the monitored score does not change training; a metric needs no more than its entry in METRICS."""
     runs = {}
     for monitor in ("bleu", mean_metric):
         # With one step, the last validation measures the best checkpoint.
         words = f"validation.monitor={monitor}", "evaluation.metrics=[bleu,chrf,mean]"
-        assert train(train_config("training.max_steps=1", *words), tmp_path / monitor, []) == 0
-        runs[monitor] = read_checkpoint(tmp_path / monitor / "checkpoints" / "last.pt")["model"]
+        assert train(tiny_config("training.max_steps=1", *words), tmp_path / monitor) == 0
+        runs[monitor] = weights(tmp_path / monitor)
         (line,) = validations(tmp_path / monitor)
         results = json.loads((tmp_path / monitor / "results.json").read_text())["validation"]
         assert results["signatures"].keys() == {"bleu", "chrf", "mean"}
@@ -86,39 +79,31 @@ def test_monitored_scores_are_those_of_the_final_evaluation(
         assert known & {*METRICS, *WITHOUT_TEXT} == {"loss", "aer", "bleu", "chrf", "mean"}
         for name in known & results.keys():
             assert line[f"validation/{name}"] == pytest.approx(results[name], abs=1e-4), name
-        for name, tensor in runs["bleu"].items():
-            assert tensor.equal(runs[monitor][name])
+        assert same(runs[monitor], runs["bleu"])
     (line,) = validations(tmp_path / mean_metric)
     assert f"  mean score {line['validation/mean']:.4f}" in (tmp_path / mean_metric / "train.log").read_text()
 
 
 @pytest.mark.parametrize(
-    ("word", "message"),
+    ("key", "word", "known", "near"),
     [
-        (
-            "validation.monitor=blue",
-            f"monitor=blue: not one of {', '.join([*METRICS, *WITHOUT_TEXT])}; did you mean 'bleu'?",
-        ),
-        (
-            "evaluation.metrics=[bleu,tre]",
-            f"evaluation.metrics=tre: not one of {', '.join(METRICS)}; did you mean 'ter'?",
-        ),
-        ("evaluation.metrics=[]", "evaluation.metrics"),
+        ("validation.monitor", "blue", [*METRICS, *WITHOUT_TEXT], "bleu"),
+        ("evaluation.metrics", "tre", METRICS, "ter"),
     ],
 )
 def test_an_unknown_metric_is_named_before_anything_is_written(
-    word: str, message: str, train_config: Config, tmp_path: Path
+    key: str, word: str, known: Collection[str], near: str, tmp_path: Path
 ) -> None:
+    given = word if "monitor" in key else f"[bleu,{word}]"
+    message = f"{key}={word}: not one of {', '.join(known)}; did you mean '{near}'?"
     with pytest.raises(UserError, match=re.escape(message)):
-        train(train_config(word), tmp_path / "run", [])
+        train(tiny_config(f"{key}={given}"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
-def test_validation_translates_and_measures_by_halves(
-    train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = train_config("training.max_steps=3", "validation.unit=steps", "validation.every=3", "training.log_every=9")
+def test_validation_translates_and_measures_by_halves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny_config("training.max_steps=3", "validation.unit=steps", "validation.every=3", "training.log_every=9")
     fitted(config, tmp_path / "whole")
     for name in ("encode", "force", "forward"):
         real = getattr(Seq2Seq, name)
@@ -130,28 +115,21 @@ def test_validation_translates_and_measures_by_halves(
 
         monkeypatch.setattr(Seq2Seq, name, limited)
     fitted(config, tmp_path / "halved")
-    for name, value in weights_of(tmp_path / "whole", "best").items():
-        torch.testing.assert_close(weights_of(tmp_path / "halved", "best")[name], value)
+    torch.testing.assert_close(weights(tmp_path / "halved", "best"), weights(tmp_path / "whole", "best"))
 
 
 def test_weights_packed_for_search_are_freed_after_each_validation(
-    train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[weakref.ref[SearchModel]] = []
-    real = SearchModel.__init__
+    made: weakref.WeakSet[SearchModel] = weakref.WeakSet()
+    real, kept = SearchModel.__init__, list[int]()
 
     def init(self: SearchModel, *given: Any) -> None:  # noqa: ANN401
         real(self, *given)
-        made.append(weakref.ref(self))
+        made.add(self)
+        kept.append(len(made))
 
     monkeypatch.setattr(SearchModel, "__init__", init)
-    kept: list[int] = []
-
-    def count() -> None:
-        gc.collect()
-        kept.append(sum(model() is not None for model in made))
-
-    before_update(monkeypatch, 3, count)
-    fitted(train_config("training.max_steps=3", "validation.unit=steps", "validation.every=2"), tmp_path / "run")
-    assert made
-    assert kept == [0]
+    before_update(monkeypatch, 3, lambda: (gc.collect(), kept.append(len(made))))
+    fitted(tiny_config("training.max_steps=3", "validation.unit=steps", "validation.every=2"), tmp_path / "run")
+    assert kept == [1, 0, 1]

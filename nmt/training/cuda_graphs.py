@@ -1,4 +1,4 @@
-"""Runs forward and backward passes as CUDA graphs: records one for each shape of a batch, then launches it as a whole.
+"""Runs forward and backward passes as CUDA graphs: records one for each shape of a batch, and replays it from then on.
 
 A recurrent decoder launches dozens of small kernels at each step. Python takes longer to launch them than the GPU takes
 to compute them, so that without graphs the GPU mostly waits. In this file, "passes" are a forward and a backward pass.
@@ -10,24 +10,24 @@ import gc
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple, Self
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nmt.data.batching import Batch
-from nmt.system.cuda_graphs import CUDARecorder, reason_of
 from nmt.system.machine import release_memory
 from nmt.training.losses import Value
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 LENGTH_STEP = 8  # source and target lengths are padded to a multiple of this
 Shape = tuple[int, int, int]  # B, S, T
 Passes = Callable[[Batch, Tensor | int, int], Value]
-"""Runs the passes on a batch: (batch on the device, target tokens to divide by, number of the update) -> its value.
+"""Runs a forward and a backward pass: (batch on the device, target tokens, number of the update) -> value of the batch.
 Adds the gradient, divided by the target tokens, to the parameters' gradients."""
 
 
@@ -35,8 +35,8 @@ def padded_shape(batch: Batch) -> Shape:
     """Return the smallest shape (B, S, T) that holds a batch, with B = 2^n or 3 * 2^n, and S and T multiples of 8."""
     (B, S), T = batch.source.shape, batch.target_in.shape[1]
     power = 1 << (B - 1).bit_length()
-    rows = power // 4 * 3 if 0 < B <= power // 4 * 3 else power
-    return rows, _next_multiple(S), _next_multiple(T)
+    sentences = power // 4 * 3 if 0 < B <= power // 4 * 3 else power
+    return sentences, -(-S // LENGTH_STEP) * LENGTH_STEP, -(-T // LENGTH_STEP) * LENGTH_STEP
 
 
 def pad_to(batch: Batch, shape: Shape, source_pad: int, target_pad: int) -> Batch:
@@ -59,6 +59,44 @@ def pad_to(batch: Batch, shape: Shape, source_pad: int, target_pad: int) -> Batc
     )
 
 
+class CUDARecorder:
+    """Records CUDA graphs, which all use the same memory because no two run at the same time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.pool = device, torch.cuda.graph_pool_handle()
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def compute(self, work: Callable[[], T]) -> T:
+        """Run, without recording, the work that will be recorded next, on the stream that will record it."""
+        others = torch.cuda.current_stream(self.device)
+        self.stream.wait_stream(others)
+        try:
+            with torch.cuda.stream(self.stream):
+                return work()
+        finally:
+            others.wait_stream(self.stream)
+
+    def record(self, work: Callable[[], T]) -> tuple[T, Callable[[], None]]:
+        """Record work as a graph, without running a kernel. Returns the result, whose tensors the graph writes, and a
+        function that launches the graph. Raises RuntimeError if the work cannot be recorded."""
+        graph, others = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
+        try:
+            result = self._record(graph, work, self.pool)
+        except RuntimeError:
+            # After a failure, torch leaves the recording stream current, and its random generator in recording mode.
+            # A second recording resets the generator.
+            torch.cuda.set_stream(others)
+            with suppress(RuntimeError):
+                self._record(torch.cuda.CUDAGraph(), lambda: torch.zeros((), device=self.device))
+            raise
+        return result, graph.replay
+
+    def _record(self, graph: torch.cuda.CUDAGraph, work: Callable[[], T], pool: Any = None) -> T:  # noqa: ANN401
+        # "thread_local" lets other threads call CUDA, because a thread of NCCL queries NCCL's progress at any time.
+        with torch.cuda.graph(graph, pool=pool, stream=self.stream, capture_error_mode="thread_local"):
+            return work()
+
+
 class Recording(NamedTuple):
     """A CUDA graph of the passes over batches of one shape, with the tensors that it reads and writes."""
 
@@ -69,10 +107,8 @@ class Recording(NamedTuple):
 
     @classmethod
     def make(cls, passes: Passes, batch: Batch, step: int, recorder: CUDARecorder) -> Self:
-        """Record the passes over batches of this batch's shape, for this update and later ones.
-
-        The batch's tensors become the input of the recording.
-        """
+        """Record the passes over batches of this shape, in update number `step`. The batch's tensors become the input
+        of the recording."""
         tokens = torch.ones((), device=batch.source.device)
         value, launch = recorder.record(lambda: passes(batch, tokens, step))
         return cls(batch, tokens, value, launch)
@@ -99,9 +135,9 @@ class GraphedPasses:
         recorder: CUDARecorder | None = None,
         timed: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        """parameters: all parameters of the model; pads: ids of source and target padding; limit: largest number
-        of recordings, beyond which batches of further shapes run without a recording; timed: returns a
-        context for each recording."""
+        """parameters: all parameters of the model; pads: ids of source and target padding; limit: largest number of
+        recordings, beyond which batches of further shapes run without one; timed: returns a context that times the
+        work of making a recording."""
         self.passes, self.parameters, self.pads = passes, parameters, pads
         self.device, self.limit, self.timed = device, limit, timed
         self.recorder = CUDARecorder(device) if recorder is None else recorder
@@ -164,14 +200,11 @@ class GraphedPasses:
                 log.info("batches of further shapes are computed without CUDA graphs (training.cuda_graphs)")
         except RuntimeError as error:
             self.limit = len(self.recordings)
-            reason = reason_of(error)
+            cause = error.__context__ or error
+            reason = next(iter(str(cause).splitlines()), type(cause).__name__)
             log.warning("batches of further shapes are computed without CUDA graphs (training.cuda_graphs): %s", reason)
         return value
 
 
 def _tensors(batch: Batch) -> list[Tensor]:
     return [part for part in batch if isinstance(part, Tensor)]
-
-
-def _next_multiple(length: int) -> int:
-    return -(-length // LENGTH_STEP) * LENGTH_STEP

@@ -3,24 +3,19 @@
 import json
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import sentencepiece
 import torch
-from conftest import TINY, values_of
+from conftest import TINY, run_config, tiny_config
 from fitting import before_update, fitted, metrics, state, weights
 
-from nmt.config.compose import validated
 from nmt.config.errors import UserError
-from nmt.config.schema import TrainConfig
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.system.distributed import Interrupted
 from nmt.system.run import RunDirectory
-from nmt.training.initial import origins_of, transfer_weights
-
-Config = Callable[..., TrainConfig]
+from nmt.training.other_runs import origins_of, transfer_weights
 
 SHORT = ["training.max_steps=3", "validation.unit=steps", "validation.every=2"]
 
@@ -32,7 +27,7 @@ STILL = ["optimizer.lr=1e-30", "schedule=constant"]
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = validated(TrainConfig, values_of("train", [*TINY, "tokenizer.vocab_size=600", *SHORT]))
+    config = tiny_config("tokenizer.vocab_size=600", *SHORT)
     return fitted(config, tmp_path_factory.mktemp("first"))
 
 
@@ -40,7 +35,7 @@ def test_its_first_weights_are_the_best_of_the_other_run(first: Path, tmp_path: 
     tokenizer = ["tokenizer=file", f"tokenizer.source_model={first}/tokenizer.model"]
     tiny = [override for override in TINY if not override.startswith("tokenizer.")]
     overrides = [*tiny, *SHORT, *STILL, "data.test_size=100", *tokenizer, f"training.start_from={first}"]
-    tuned = fitted(validated(TrainConfig, values_of("train", overrides)), tmp_path / "tuned")
+    tuned = fitted(run_config(*overrides), tmp_path / "tuned")
     best = weights(first, "best")
     assert all(torch.allclose(weights(tuned)[name], best[name], atol=1e-9) for name in best | weights(tuned))
     (start,) = json.loads((tuned / "manifest.json").read_text())["starts"]
@@ -50,12 +45,12 @@ def test_its_first_weights_are_the_best_of_the_other_run(first: Path, tmp_path: 
 
 
 def test_once_it_has_a_checkpoint_it_needs_the_other_run_no_more(
-    first: Path, train_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The initial parameters stay the best checkpoint until a validation is better."""
     gone = shutil.copytree(first, tmp_path / "gone")
     worse = ["optimizer.lr=1", "schedule=constant", "validation.monitor=loss"]
-    config = train_config(*SHORT, "tokenizer.vocab_size=600", f"training.start_from={gone}", *worse)
+    config = tiny_config(*SHORT, "tokenizer.vocab_size=600", f"training.start_from={gone}", *worse)
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
         before_update(patch, 1, lambda: signal.raise_signal(signal.SIGTERM))
@@ -70,14 +65,14 @@ def test_once_it_has_a_checkpoint_it_needs_the_other_run_no_more(
     assert losses[1][1] > losses[0][1] + 1
 
 
-def test_tables_that_differ_cannot_become_one(train_config: Config, tmp_path: Path) -> None:
-    apart = train_config(*SHORT, "embedding.tie_source_target=false", "embedding.tie_output=false")
+def test_tables_that_differ_cannot_become_one(tmp_path: Path) -> None:
+    apart = tiny_config(*SHORT, "embedding.tie_source_target=false", "embedding.tie_output=false")
     run = fitted(apart, tmp_path / "apart")
     differences = (
         "embedding.tie_source_target is False there, True here; embedding.tie_output is False there, True here"
     )
     with pytest.raises(UserError, match=f"its weights do not fit this model .{differences}"):
-        fitted(train_config(*SHORT, f"training.start_from={run}"), tmp_path / "tied")
+        fitted(tiny_config(*SHORT, f"training.start_from={run}"), tmp_path / "tied")
 
 
 @pytest.mark.parametrize(
@@ -89,18 +84,18 @@ def test_tables_that_differ_cannot_become_one(train_config: Config, tmp_path: Pa
     ],
 )
 def test_what_does_not_fit_is_refused_before_the_run_begins(
-    overrides: str, message: str, first: Path, train_config: Config, tmp_path: Path
+    overrides: str, message: str, first: Path, tmp_path: Path
 ) -> None:
     start = ["tokenizer.vocab_size=600", f"training.start_from={first}"]
     with pytest.raises(UserError, match=r"^training\.start_from.*" + message.format(run=first)):
-        fitted(train_config(*SHORT, *start, *overrides.split()), tmp_path / "run")
+        fitted(tiny_config(*SHORT, *start, *overrides.split()), tmp_path / "run")
     assert not list((tmp_path / "run").iterdir())
 
 
-def test_a_run_without_weights_is_refused(first: Path, train_config: Config, tmp_path: Path) -> None:
+def test_a_run_without_weights_is_refused(first: Path, tmp_path: Path) -> None:
     young = shutil.copytree(first, tmp_path / "young", ignore=shutil.ignore_patterns("checkpoints"))
     with pytest.raises(UserError, match="no such checkpoint; a run has one from its first validation on"):
-        fitted(train_config(f"training.start_from={young}"), tmp_path / "run")
+        fitted(tiny_config(f"training.start_from={young}"), tmp_path / "run")
 
 
 # A changed vocabulary
@@ -164,12 +159,10 @@ def test_a_token_starts_from_the_mean_of_those_that_spell_it(tmp_path: Path) -> 
             torch.testing.assert_close(moved[name][token], expected)
 
 
-def test_a_run_with_another_tokenizer_starts_from_shared_vectors(
-    first: Path, train_config: Config, tmp_path: Path
-) -> None:
+def test_a_run_with_another_tokenizer_starts_from_shared_vectors(first: Path, tmp_path: Path) -> None:
     overrides = [*SHORT, *STILL, "tokenizer.vocab_size=410", "seed=5", f"training.start_from={first}"]
     run = tmp_path / "moved"
-    fitted(train_config(*overrides), run)
+    fitted(tiny_config(*overrides), run)
     new, old = (Tokenizer.load(path / "tokenizer.model") for path in (run, first))
     whole = {token: parts[0] for token, parts in origins_of(new, old).items() if len(parts) == 1}
     moved, old_weights = (weights(path, "best") for path in (run, first))

@@ -10,16 +10,17 @@ import torch
 from torch import Tensor
 
 from nmt.config import schema
-from nmt.config.compose import flatten
-from nmt.config.errors import UserError, for_shell
+from nmt.config.errors import UserError
 from nmt.config.schema.model import Model
 from nmt.config.schema.training import Distillation
-from nmt.data.prepared import Prepared
+from nmt.config.validation import flatten
+from nmt.data.prepared_corpus import PreparedCorpus
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.model.checkpoints import BEST, load_model, new_model
 from nmt.model.seq2seq import Seq2Seq
 from nmt.system.machine import Machine
 from nmt.system.run import RunDirectory, load_config
+from nmt.system.text_table import short
 
 TABLES = {
     "source_embedding.weight": "source",
@@ -45,7 +46,7 @@ class Teachers(NamedTuple):
     records: list[dict[str, Any]]  # description of each teacher's run for the manifest, from `record_of`
 
 
-def load_initial_weights(config: schema.TrainConfig, prepared: Prepared) -> InitialWeights | None:
+def load_initial_weights(config: schema.TrainConfig, prepared: PreparedCorpus) -> InitialWeights | None:
     """Load the best checkpoint of training.start_from; return None if the configuration names no run.
 
     If that run has other tokenizers, its embeddings and output layer are converted to the new vocabulary. Raises
@@ -77,7 +78,7 @@ def load_initial_weights(config: schema.TrainConfig, prepared: Prepared) -> Init
 
 
 def load_teachers(
-    config: schema.TrainConfig, prepared: Prepared, machine: Machine, recorded: Sequence[Mapping[str, Any]] = ()
+    config: schema.TrainConfig, prepared: PreparedCorpus, machine: Machine, recorded: Sequence[Mapping[str, Any]] = ()
 ) -> Teachers:
     """Load the best checkpoints of objective.teachers; return no teachers if the objective is not distillation.
 
@@ -105,18 +106,13 @@ def record_of(run: RunDirectory, checkpoint: Mapping[str, Any]) -> dict[str, Any
     return {"run": str(run.source), **best, "system": run.system_digest()}
 
 
-def _refuse_other_tokenizers(run: RunDirectory, lowercase: bool, prepared: Prepared) -> None:
+def _refuse_other_tokenizers(run: RunDirectory, lowercase: bool, prepared: PreparedCorpus) -> None:
     tokenizers = Tokenizers.load(run.path, lowercase)
-    if all(old.same_as(new) for old, new in zip(tokenizers, prepared.tokenizers, strict=True)):
-        return
-    files = ["tokenizer.model"] if tokenizers.source is tokenizers.target else ["source.model", "target.model"]
-    models = zip(("source_model", "target_model"), files, strict=False)
-    remedy = ["tokenizer=file", *(for_shell(f"tokenizer.{key}", run.path / file) for key, file in models)]
-    remedy += ["tokenizer.lowercase=true"] if lowercase else []
-    raise UserError(
-        f"objective.teachers={run.source}: was trained with another tokenizer than this run; use the same one: "
-        f"{' '.join(remedy)}"
-    )
+    if not all(old.same_as(new) for old, new in zip(tokenizers, prepared.tokenizers, strict=True)):
+        raise UserError(
+            f"objective.teachers={run.source}: was trained with another tokenizer than this run; use the same one "
+            f"(tokenizer=file tokenizer.lowercase={short(lowercase)}), whose models are in {run.path}"
+        )
 
 
 def model_differences(saved: schema.TrainConfig, config: schema.TrainConfig) -> list[str]:
@@ -170,18 +166,16 @@ def origins_of(new: Tokenizer, old: Tokenizer) -> dict[int, list[int]]:
 
 
 def _segment(piece: str, ids: Mapping[str, int], longest: int) -> list[int]:
-    """Split a piece into tokens from left to right, each time into the longest one that matches.
-
-    A character that matches no token becomes the tokens of its bytes, or nothing if the vocabulary has no bytes.
-    """
+    """Split a piece into tokens from left to right, each time into the longest one that matches. A character that
+    matches no token becomes the tokens of its bytes, or nothing if the vocabulary has no bytes."""
     tokens: list[int] = []
-    start = 0
-    while start < len(piece):
-        ends = range(min(len(piece), start + longest), start, -1)
-        end = next((end for end in ends if piece[start:end] in ids), start + 1)
-        parts = [piece[start:end]]
+    done = 0  # number of characters that `tokens` spell
+    while done < len(piece):
+        ends = range(min(len(piece), done + longest), done, -1)
+        end = next((end for end in ends if piece[done:end] in ids), done + 1)
+        parts = [piece[done:end]]
         if parts[0] not in ids:
-            parts = [f"<0x{byte:02X}>" for byte in piece[start].encode("utf-8", "replace")]
+            parts = [f"<0x{byte:02X}>" for byte in piece[done].encode("utf-8", "replace")]
         tokens += [ids[part] for part in parts if part in ids]
-        start = end
+        done = end
     return tokens

@@ -17,14 +17,14 @@ from nmt.system.files import raise_system_error
 FORMAT = 6  # part of the fingerprint: increase it when the format of the files changes
 IDS = np.dtype("<i4")
 OFFSETS = np.dtype("<i8")
-# The files of a side: token ids, UTF-8 text, and where each sentence starts in both.
+# The files of a side: token ids, UTF-8 text, and where each sentence begins in both.
 FILES: dict[str, "np.dtype[Any]"] = {"ids": IDS, "txt": np.dtype("u1"), "offsets": OFFSETS, "lines": OFFSETS}
 SCAN_BYTES = 2**22  # bytes of text that are searched for line ends at a time
 
 Array = NDArray[Any]
 
 
-class Prepared:
+class PreparedCorpus:
     """A prepared corpus: its splits, tokenizers and report."""
 
     def __init__(self, directory: Path) -> None:
@@ -39,8 +39,10 @@ class Prepared:
             raise_system_error(error)
             raise UserError(f"{directory}: is not a complete prepared corpus ({error})") from None
 
-    def __iter__(self) -> Iterator["Split"]:
-        return iter(self.splits.values())
+    @property
+    def held_out(self) -> list["Split"]:
+        """Return all splits but train."""
+        return [split for split in self.splits.values() if split.name != "train"]
 
 
 class Split:
@@ -103,8 +105,8 @@ class Alignments:
 
     def __init__(self, path: Path) -> None:
         self._text = _mapped(path, np.dtype("u1"))
-        starts = range(0, len(self._text), SCAN_BYTES)
-        ends = [start + np.flatnonzero(self._text[start : start + SCAN_BYTES] == ord("\n")) for start in starts]
+        blocks = range(0, len(self._text), SCAN_BYTES)
+        ends = [first + np.flatnonzero(self._text[first : first + SCAN_BYTES] == ord("\n")) for first in blocks]
         self._ends = np.concatenate([np.full(1, -1), *ends])
 
     def __len__(self) -> int:

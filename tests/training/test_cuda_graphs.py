@@ -10,18 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import tiny_config
+from fitting import trainer_of
 
 from nmt.config.schema import TrainConfig
-from nmt.data.batching import Batch, make_batches
-from nmt.data.prepare import prepare
-from nmt.model.checkpoints import new_model
-from nmt.system.machine import Machine
-from nmt.training.graphs import GraphedPasses, padded_shape
-from nmt.training.losses import Objective, Value
+from nmt.data.batching import Batch
+from nmt.training.cuda_graphs import GraphedPasses, padded_shape
+from nmt.training.losses import Value
 from nmt.training.trainer import OutOfMemory, Trainer, Update
 
-Config = Callable[..., TrainConfig]
-CPU = torch.device("cpu")
 STILL = ["embedding.dropout=0", "encoder.dropout=0", "decoder.dropout=0", "training.max_grad_norm=null"]
 STILL += ["optimizer=sgd", "optimizer.lr=0.05", "schedule=constant", "schedule.warmup_steps=0"]
 
@@ -62,25 +59,16 @@ class Training:
 
     def __init__(self, config: TrainConfig, limit: int | None = None, fails_after: int | None = None) -> None:
         """limit: the most recordings; with None, nothing is recorded and no batch padded for it."""
-        prepared = prepare(config.data, config.tokenizer)
-        torch.manual_seed(3)
-        self.model = new_model(config, prepared.tokenizers).train()
-        objective = Objective(self.model, config, prepared.tokenizers.target.pad)
-        self.batches = make_batches(prepared, "train", config)
-        self.trainer = Trainer(config, self.model, objective, self.batches, Machine(CPU, "fp32"))
+        self.trainer = trainer_of(config)
         assert self.trainer.graphed is None  # a CPU has no CUDA graphs
-        self.recorder = Recomputing(list(self.model.parameters()), fails_after)
+        self.model, self.batches = self.trainer.model.train(), self.trainer.batches
+        parameters = [*self.model.parameters()]
+        self.recorder = Recomputing(parameters, fails_after)
         if limit is not None:
-            pads = prepared.tokenizers.source.pad, prepared.tokenizers.target.pad
-            self.trainer.graphed = GraphedPasses(
-                self.trainer.forward_backward,
-                [*self.model.parameters()],
-                pads,
-                CPU,
-                limit,
-                self.recorder,
-                partial(self.trainer.timed, "recording"),
-            )
+            timed = partial(self.trainer.timed, "recording")
+            pads = [tokenizer.pad for tokenizer in self.batches.tokenizers]
+            passes = self.trainer.forward_backward, parameters, pads
+            self.trainer.graphed = GraphedPasses(*passes, torch.device("cpu"), limit, self.recorder, timed)
         shapes = {padded_shape(self.batches.load(part, 0, 1)[0]): part for part in self.batches.epoch(0)}
         self.plan = [*shapes.values()][:3]  # of three shapes
 
@@ -127,11 +115,11 @@ MODELS = [QUICK, *(pytest.param(other, marks=pytest.mark.slow) for other in OTHE
 
 
 @pytest.mark.parametrize("overrides", MODELS)
-def test_recorded_updates_are_those_of_plain_passes(overrides: str, train_config: Config) -> None:
+def test_recorded_updates_are_those_of_plain_passes(overrides: str) -> None:
     """Recording starts at the second update, when the parameters with gradients are known; with a coverage loss, when
     this loss starts.
     """
-    config = train_config(*STILL, *overrides.split())
+    config = tiny_config(*STILL, *overrides.split())
     plain, recorded = Training(config), Training(config, limit=2)
     for training in (plain, recorded):
         if not config.embedding.tie_output:
@@ -151,8 +139,8 @@ def test_recorded_updates_are_those_of_plain_passes(overrides: str, train_config
         assert recorded.model.source_embedding.weight.grad is None
 
 
-def test_a_recording_that_fails_is_the_last_one(train_config: Config, caplog: pytest.LogCaptureFixture) -> None:
-    config = train_config(*STILL)
+def test_a_recording_that_fails_is_the_last_one(caplog: pytest.LogCaptureFixture) -> None:
+    config = tiny_config(*STILL)
     plain, recorded = Training(config), Training(config, limit=40, fails_after=1)
     with caplog.at_level(logging.WARNING):
         for step in range(1, 12):
@@ -166,8 +154,8 @@ def test_a_recording_that_fails_is_the_last_one(train_config: Config, caplog: py
 
 
 @pytest.mark.slow
-def test_an_update_that_is_skipped_leaves_no_gradient(train_config: Config) -> None:
-    config = train_config(*STILL)
+def test_an_update_that_is_skipped_leaves_no_gradient() -> None:
+    config = tiny_config(*STILL)
     plain, recorded = Training(config), Training(config, limit=40)
     for training in (plain, recorded):
         for step in range(1, 9):
@@ -185,9 +173,9 @@ def test_an_update_that_is_skipped_leaves_no_gradient(train_config: Config) -> N
 
 @pytest.mark.slow
 def test_without_memory_for_recordings_updates_go_on_without_them(
-    train_config: Config, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = train_config(*STILL)
+    config = tiny_config(*STILL)
     plain, recorded = Training(config), Training(config, limit=40)
 
     def update(batches: list[Batch], *others: Any) -> Update:  # noqa: ANN401
@@ -217,8 +205,8 @@ def test_without_memory_for_recordings_updates_go_on_without_them(
         pytest.param("attention=variational attention.alignment.estimator=sample", marks=pytest.mark.slow),
     ],
 )
-def test_draws_of_sentences_are_not_recorded(overrides: str, train_config: Config) -> None:
-    training = Training(train_config(*STILL, *overrides.split()), limit=40)
+def test_draws_of_sentences_are_not_recorded(overrides: str) -> None:
+    training = Training(tiny_config(*STILL, *overrides.split()), limit=40)
     for step in range(1, 5):
         training.update(step)
     assert training.recorder.recorded == 0
@@ -228,9 +216,9 @@ def test_draws_of_sentences_are_not_recorded(overrides: str, train_config: Confi
     "overrides",
     ["attention=bahdanau", pytest.param("attention=posterior training.accumulate=2", marks=pytest.mark.slow)],
 )
-def test_passes_leave_no_cycles_of_references(overrides: str, train_config: Config) -> None:
+def test_passes_leave_no_cycles_of_references(overrides: str) -> None:
     """In a cycle, tensors and autograd nodes of another CUDA stream would live until the garbage collector runs."""
-    training = Training(train_config(*overrides.split()))
+    training = Training(tiny_config(*overrides.split()))
     training.update(1)
     gc.collect()
     gc.disable()
