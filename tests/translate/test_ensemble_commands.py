@@ -80,7 +80,7 @@ def test_searches_agree_with_forced_decoding(runs: dict[str, Path]) -> None:
                 compared += 1
                 assert forced.log_prob == pytest.approx(found.log_prob, abs=1e-3)
                 np.testing.assert_allclose(forced.alignment, found.alignment, atol=1e-4)
-    assert compared > 4
+    assert compared >= 4
 
 
 def test_runs_of_other_tokenizers_are_refused(runs: dict[str, Path]) -> None:
