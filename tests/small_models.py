@@ -15,7 +15,7 @@ from nmt.model.decoder import Decoded
 from nmt.model.seq2seq import Seq2Seq
 from nmt.ops.products import Weight
 from nmt.training.losses import likelihood
-from nmt.translate.prepared_model import SearchModel
+from nmt.translate.search_model import SearchModel
 
 LIKELIHOOD = partial(likelihood, smoothing=0.1)
 V, PAD, BOS, EOS = 13, 0, 2, 3

@@ -218,10 +218,12 @@ class SearchEnsemble:
         """members: Seq2Seq models, or models prepared for search; both have the methods `encode` and `step`."""
         self.members = tuple(members)
 
-    def encode(self, source: Tensor, lengths: Tensor, *vocabulary: Tensor) -> EnsembleState:
+    def encode(self, source: Tensor, lengths: Tensor, vocabulary: Tensor | None = None) -> EnsembleState:
         """Encode source tokens int64 (B, S) with lengths int64 (B,) on the CPU -> the decoders' initial states.
-        vocabulary: a shortlist or nothing, see nmt.translate.prepared_model."""
-        return EnsembleState(tuple(member.encode(source, lengths, *vocabulary) for member in self.members))
+
+        vocabulary: a shortlist, int64 (L,), or None, see nmt.translate.search_model.
+        """
+        return EnsembleState(tuple(member.encode(source, lengths, vocabulary) for member in self.members))
 
     def step(self, tokens: Tensor, state: EnsembleState) -> StepOutput[EnsembleState]:
         """Predict the next token from the previous tokens, int64 (N,). As logits it returns the log of the mean

@@ -32,9 +32,9 @@ from nmt.training.cuda_graphs import pad_to, padded_shape
 from nmt.training.losses import Objective
 from nmt.training.trainer import Trainer
 from nmt.translate.beam import beam_search
-from nmt.translate.prepared_model import SearchModel
 from nmt.translate.sampling import rollout
 from nmt.translate.search import Limits, SearchBatch, Symbols
+from nmt.translate.search_model import SearchModel
 from nmt.translate.selection import Scorer, Selection
 
 PAD, BOS, EOS, V = 0, 2, 3, 50

@@ -30,8 +30,8 @@ from torch import Tensor
 
 from nmt.model.seq2seq import Seq2Seq
 from nmt.translate.beam import beam_search
-from nmt.translate.prepared_model import SearchModel
 from nmt.translate.search import Limits, SearchBatch, Symbols
+from nmt.translate.search_model import SearchModel
 from nmt.translate.selection import Scorer, Selection
 
 SYMBOLS, CPU = Symbols(BOS, EOS, (PAD, BOS)), torch.device("cpu")
