@@ -294,11 +294,15 @@ def test_a_wrong_file_is_one_line(
     monkeypatch.chdir(tmp_path)
     Path("wrong").write_bytes(content)
 
-    with Path("wrong").open("rb") as file, pytest.raises(UserError) as error:
-        if key in ("constraints", "prefix"):
-            list(with_columns(["the cat", "the dog"], {key: file}))
-        else:
-            read_controls(**{"glossary": None, "forbidden": None} | {key: "wrong"})
+    def read() -> None:
+        with Path("wrong").open("rb") as file:
+            if key in ("constraints", "prefix"):
+                list(with_columns(["the cat", "the dog"], {key: file}))
+            else:
+                read_controls(**{"glossary": None, "forbidden": None} | {key: "wrong"})
+
+    with pytest.raises(UserError) as error:
+        read()
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
 
