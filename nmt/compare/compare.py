@@ -16,12 +16,12 @@ import numpy as np
 from tqdm import tqdm
 
 from nmt.compare.entry import Entry, HeldOut, Point, System, count_sentences
-from nmt.config.errors import UserError, counted, printable, user_path
+from nmt.config.errors import UserError, printable, user_path
 from nmt.config.schema.commands import PATH_KEYS
 from nmt.evaluate import significance
 from nmt.evaluate.metrics import METRICS, Counts, check_known, corpus_score, score_by_length, sign_of, signatures
 from nmt.system.files import read_lines
-from nmt.system.text_table import short
+from nmt.system.text_table import counted, short
 from nmt.translate.similarity import Floats
 
 MIN_BUCKET, MAX_BUCKETS = 50, 8  # scores by length: at least 50 sentences per bucket, at most 8 buckets

@@ -12,15 +12,26 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from nmt.config.compose import validated
-from nmt.config.errors import UserError, counted, for_shell, format_value, printable, user_path
+from nmt.config.errors import UserError, for_shell, format_value, printable, user_path
 from nmt.config.schema.commands import Evaluation
+from nmt.config.validation import validated
 from nmt.data.text import open_text, user_lines
 from nmt.data.word_alignment import alignment_error_rate, parse_pharaoh
 from nmt.evaluate.evaluation import score_settings
 from nmt.evaluate.metrics import METRICS, Counted, ScoreSettings, count
 from nmt.system.files import folders_with, is_archive, read_bytes
-from nmt.system.run import ERROR, EVALUATION, FINISHED, SWEEP, RunDirectory, digest, load_values, read_json, text_lines
+from nmt.system.run import (
+    ERROR,
+    EVALUATION,
+    FINISHED,
+    SWEEP,
+    RunDirectory,
+    digest,
+    load_values,
+    read_json,
+    text_lines,
+)
+from nmt.system.text_table import counted
 
 LARGEST = 1e15  # of measured values, so that their sums and products stay finite
 log = logging.getLogger(__name__)

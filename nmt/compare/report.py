@@ -18,11 +18,11 @@ from nmt.compare.columns import Cell
 from nmt.compare.compare import ALL, SIGNIFICANT, Comparison, compare, find, group
 from nmt.compare.entry import Entry, HeldOut, find_runs, read_run, read_systems, unfinished_sweeps
 from nmt.compare.pictures import THEME, Picture, draw, key
-from nmt.config.errors import UserError, counted, nearest, printable
+from nmt.config.errors import UserError, nearest, printable
 from nmt.evaluate.metrics import METRICS, sign_of
 from nmt.system import text_table as table
 from nmt.system.files import to_json, write_atomically
-from nmt.system.text_table import Column, human_duration
+from nmt.system.text_table import Column, counted, human_duration
 
 Render = Callable[[Sequence[Mapping[str, object]], Sequence[Column]], str]
 UNKNOWN = Cell("\N{EN DASH}", None)

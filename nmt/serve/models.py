@@ -11,14 +11,13 @@ from typing import Any, Literal
 from starlette.exceptions import HTTPException
 
 from nmt.attention.attention import MultiHeadAttention
-from nmt.config.compose import merge_search
 from nmt.config.errors import UserError, user_path
 from nmt.config.schema.model import ScoredAttention
 from nmt.evaluate.metrics import METRICS
 from nmt.serve.messages import ModelInfo
 from nmt.system.run import RunDirectory, load_config, read_json, runs_below
 from nmt.translate.guidance import prefix_tokens
-from nmt.translate.search import Attend
+from nmt.translate.search import Attend, merge_search
 from nmt.translate.translator import Translator
 
 log = logging.getLogger(__name__)

@@ -17,10 +17,9 @@ from torch.nn import functional
 from nmt.attention.attention import Attention
 from nmt.model.decoder import DecoderState, StepParameters, WordProducts
 from nmt.model.output import OutputLayer, within
-from nmt.model.recurrent import PreparedLayer, prepare_layers
+from nmt.model.recurrent import LayerParameters, collect_layers
 from nmt.model.seq2seq import Ensemble, SearchEnsemble, Seq2Seq, StepOutput
-from nmt.ops.packed import Pack, pack, pack_int8
-from nmt.ops.products import Linear, Weight, in_autocast_dtype, linear
+from nmt.ops.products import Linear, Pack, Weight, in_autocast_dtype, linear, pack, pack_int8
 from nmt.system.machine import Machine
 
 MIN_ROWS = 32  # least number of rows of a step for which it pays to pack a shortlist's part of the output table
@@ -63,14 +62,14 @@ class SearchModel:
         assert not model.training
         self.model = model
         self._pack, self._hypotheses = pack, hypotheses
-        self._encoder_layers = prepare_layers(model.encoder.rnn, model.encoder.residual)
+        self._encoder_layers = collect_layers(model.encoder.rnn, model.encoder.residual)
         readout, output = model.decoder.readout, model.output.layer()
         self._table = in_autocast_dtype(output.weight)  # (V, R)
         self._bounded = readout.kind != "maxout" and model.decoder.lexical is None and output.scale is None
         self._parameters = self._search_parameters(output)
 
     def _search_parameters(self, predict: OutputLayer) -> SearchParameters:
-        decoder, pack, batch = self.model.decoder, self._pack, self.model.decoder.prepare()
+        decoder, pack, batch = self.model.decoder, self._pack, self.model.decoder.collect_parameters()
         C, P, bounded = batch.context_width, len(batch.context_readout), not decoder.residual
         context = torch.cat([batch.context[:C], batch.context_readout])  # type: ignore[index]
         bias = None if batch.context_bias is None else functional.pad(batch.context_bias[:C], (0, P))
@@ -118,7 +117,9 @@ class SearchModel:
             if decoder.copy is not None:
                 source = within(source, vocabulary)
         encoded = self.model.encoder(embedded, lengths, self._encoder_layers)
-        state = decoder.start(self.model.bridge(encoded.summary), encoded, parameters, source, embedded).shared()
+        state = decoder.initial_state(
+            self.model.bridge(encoded.summary), encoded, parameters, source, embedded
+        ).deferred()
         # Cast the embedded source and multiply the fixed vector here once, instead of at every step.
         if state.source is not None and state.source.words is not None:
             words = in_autocast_dtype(state.source.words)
@@ -143,7 +144,7 @@ class SearchModel:
         return StepOutput(prediction.logits(parameters.predict).flatten(0, -2), weights, state)
 
 
-def _packed(layer: PreparedLayer, pack: Pack) -> PreparedLayer:
+def _packed(layer: LayerParameters, pack: Pack) -> LayerParameters:
     """Pack the parameters of a layer, whose hidden states lie between -1 and 1."""
     assert isinstance(layer.weight_ih, Tensor)
     return layer._replace(weight_ih=pack(layer.weight_ih.contiguous()), weight_hh=pack(layer.weight_hh, bounded=True))

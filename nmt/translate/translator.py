@@ -21,10 +21,10 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
-from nmt.config.compose import merge_search, validated
 from nmt.config.errors import UserError
 from nmt.config.schema import training as schema
 from nmt.config.schema.commands import Loading
+from nmt.config.validation import validated
 from nmt.data.batching import collate
 from nmt.data.tokenizer import Tokenizers, copy_unknown, encode_lines
 from nmt.model.checkpoints import load_runs
@@ -36,7 +36,16 @@ from nmt.system.run import RunDirectory, load_config
 from nmt.translate.beam import BeamSearch
 from nmt.translate.guidance import Controls, Guide
 from nmt.translate.sampling import make_search
-from nmt.translate.search import NO_GUIDANCE, Attend, Guidance, Hypothesis, Limits, SearchBatch, Symbols
+from nmt.translate.search import (
+    NO_GUIDANCE,
+    Attend,
+    Guidance,
+    Hypothesis,
+    Limits,
+    SearchBatch,
+    Symbols,
+    merge_search,
+)
 from nmt.translate.search_model import SearchModels
 from nmt.translate.selection import Node
 from nmt.translate.translation import Translation

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from trained import LINES, run  # noqa: F401
 
 from nmt import Translator
-from nmt.cli.translate import read_controls, with_columns
+from nmt.cli.translate import read_controls, zip_with_files
 from nmt.config.errors import UserError
 from nmt.config.schema.data import TokenizerConfig
 from nmt.data.corpus import DemoPairs
@@ -280,7 +280,7 @@ def test_a_wrong_file_is_one_line(
     def read() -> None:
         with Path("wrong").open("rb") as file:
             if key in ("constraints", "prefix"):
-                list(with_columns(["the cat", "the dog"], {key: file}))
+                list(zip_with_files(["the cat", "the dog"], {key: file}))
             else:
                 read_controls(**{"glossary": None, "forbidden": None} | {key: "wrong"})
 

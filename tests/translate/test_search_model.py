@@ -8,11 +8,11 @@ from conftest import TINY, values_of
 from small_models import COMBINATIONS, LENGTHS, PAD, SOURCE, TARGET, V, attention, label, logits_of, model_of, prepared
 from torch import Tensor
 
-from nmt.config.compose import config_dir, validated
 from nmt.config.schema import TrainConfig
+from nmt.config.validation import config_dir, validated
 from nmt.model.build import build_model
 from nmt.model.seq2seq import Seq2Seq
-from nmt.ops.packed import FloatWeight, pack
+from nmt.ops.products import FloatWeight, pack
 from nmt.translate import search_model
 from nmt.translate.search_model import SearchModel
 
