@@ -21,10 +21,10 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
+from nmt.config.checks import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import training as schema
 from nmt.config.schema.commands import Loading
-from nmt.config.validation import validated
 from nmt.data.batching import collate
 from nmt.data.tokenizer import Tokenizers, copy_unknown, encode_lines
 from nmt.model.checkpoints import load_runs
@@ -204,9 +204,7 @@ class Translator:
         `first_line`. attend: see nmt.translate.guidance.Controls.
         """
         if len(sources) != len(targets):
-            raise UserError(
-                f"sources: {len(sources)}, translations: {len(targets)}; give one translation of each source"
-            )
+            raise UserError(f"sources: {len(sources)}, translations: {len(targets)}; give one of each source")
         source_ids, source_pieces = self.encode(sources, first_line)
         limit = self.settings.max_source_length
         target_ids, target_pieces = encode_lines(self.tokenizers.target, targets, limit, "translation", first_line)
