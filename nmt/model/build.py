@@ -16,10 +16,9 @@ from nmt.attention.windows import GlobalWindow, LocalMonotonicWindow, LocalPredi
 from nmt.config.schema import model as schema
 from nmt.config.schema.base import Section
 from nmt.model.decoder import Decoder
-from nmt.model.encoder import Bridge, Encoder, SelfAttention
 from nmt.model.latent import InferenceNetwork, LatentDecoder, LatentPosition
 from nmt.model.output import CopyGate, LexicalModel, Output, Readout
-from nmt.model.recurrent import Recurrent, UpperLayers
+from nmt.model.recurrent import Bridge, Encoder, Recurrent, SelfAttention, UpperLayers
 from nmt.model.seq2seq import EmbeddingDropout, Seq2Seq
 from nmt.ops.draws import Dropout
 

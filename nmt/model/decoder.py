@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from nmt.attention.attention import Attended, Attention, Memory, MultiHeadAttention, Steering, join_steps
 from nmt.attention.scores import Past
-from nmt.model.encoder import Encoded
 from nmt.model.output import (
     CopyGate,
     Copying,
@@ -28,6 +27,7 @@ from nmt.model.output import (
     copyable,
 )
 from nmt.model.recurrent import (
+    Encoded,
     LayerParameters,
     Recurrent,
     RecurrentState,

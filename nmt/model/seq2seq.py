@@ -15,9 +15,9 @@ from nmt.attention.alignment import Policy
 from nmt.attention.attention import Detail, Steering
 from nmt.attention.normalizers import SoftmaxNormalizer
 from nmt.model.decoder import Decoded, Decoder, DecoderState, Infer, Inferred
-from nmt.model.encoder import Bridge, Encoder
 from nmt.model.latent import InferenceNetwork
 from nmt.model.output import Output, Prediction
+from nmt.model.recurrent import Bridge, Encoder
 from nmt.ops.draws import Dropout, dropout
 from nmt.ops.output_loss import cross_entropy
 
