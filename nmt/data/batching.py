@@ -158,6 +158,7 @@ class _Side(NamedTuple):
     seeds: tuple[int, int]
 
     def ids(self, indices: Indices, epoch: int) -> list[NDArray[Any]]:
+        """Return the token ids of the sentences `indices`, segmented as in this epoch."""
         if not self.alpha:
             return [self.lines.ids(int(i)) for i in indices]
         first = int(np.random.SeedSequence([*self.seeds, epoch]).generate_state(1)[0])
@@ -241,6 +242,7 @@ class Batches:
         )
 
     def _batch(self, source: list[NDArray[Any]], target: list[NDArray[Any]], indices: Indices) -> Batch:
+        """Pad the token ids of the pairs `indices`, and add the gold attention weights if the batches are guided."""
         batch = collate(source, target, self.tokenizers, indices)
         if not self.guided:
             return batch
