@@ -253,7 +253,7 @@ class Batches:
 
 
 def make_batches(
-    prepared: PreparedCorpus,
+    corpus: PreparedCorpus,
     split: str,
     config: TrainConfig,
     sampling: tuple[float, float] = (0.0, 0.0),
@@ -264,11 +264,11 @@ def make_batches(
     alignment is configured but the training pairs have no word alignments.
     """
     guided = split == "train" and config.training.guided_alignment > 0
-    if guided and prepared.splits[split].alignments is None:
+    if guided and corpus.splits[split].alignments is None:
         raise UserError("training.guided_alignment: the training corpus has no word alignments (data.alignments)")
     return Batches(
-        prepared.splits[split],
-        prepared.tokenizers,
+        corpus.splits[split],
+        corpus.tokenizers,
         batch_tokens=config.training.batch_tokens,
         batch_sentences=config.training.batch_sentences,
         seed=config.seed,

@@ -23,7 +23,6 @@ from nmt.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, Tokenizers, copy_u
 from nmt.data.word_alignment import words_of_pieces
 
 ENGLISH, FRENCH, _ = (list(side) for side in zip(*DemoPairs(2, 300), strict=True))
-
 VALUES: dict[str, Any] = {
     "kind": "bpe",
     "vocab_size": 400,
@@ -68,7 +67,6 @@ def test_punctuation_is_split_off_unless_text_is_split_already() -> None:
 
 
 KINDS = ["bpe", "unigram", "char", "word"]
-
 ODD = [
     *("<s>", "</s>", "<unk>", "<pad>", "<0x0A>", "\u2581", "|||", "\u2047", " \u2047 ", "the", "cat", "LE", "\ufb01"),
     *(" ", "  ", "\t", "\r", "\r\n", "\n", "\x0b", "\x0c", "\x1c", "\x85", "\xa0", "\u2028", "\u2029", "\u3000"),
@@ -172,9 +170,7 @@ def test_a_line_of_a_million_characters_takes_seconds(
 
 
 SPELLINGS = ["가감", "Straße", "tchaá"]
-
 SOUNDS = ["k a̠ \u0261 a̠ m", "ʃ t ʁ a\u02d0 s ə", "tʃ ɐ̃ a\u02d0 d͡z"]
-
 SIDE = {key: VALUES[key] for key in schema.TokenizerSide.model_fields}
 
 

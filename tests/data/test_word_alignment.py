@@ -18,9 +18,7 @@ from nmt.data.word_alignment import (
 )
 
 LINKS = st.sets(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=12)
-
 GOLD = st.tuples(LINKS, LINKS).map(lambda pair: (pair[0], pair[0] | pair[1]))  # (sure links, possible links)
-
 PIECES = st.lists(st.sampled_from(["▁", "▁ab", "cd", "e", "</s>", "."]), min_size=1, max_size=10)
 
 

@@ -17,9 +17,7 @@ from nmt.training.losses import Objective, Value
 from nmt.training.trainer import MemoryLimit, Trainer
 
 STILL = ["embedding.dropout=0", "encoder.dropout=0", "decoder.dropout=0"]
-
 AT_RATE = ["schedule=constant", "schedule.warmup_steps=0"]
-
 SGD = [*STILL, *AT_RATE, "optimizer=sgd", "optimizer.lr=0.5"]
 
 
