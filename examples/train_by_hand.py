@@ -48,7 +48,7 @@ def main(pairs: int = 6000, epochs: int = 3) -> None:
     # The values of configs/, but for these. Any attention will do whose only loss is the cross-entropy.
     changes = ["attention=luong_general", "decoder.input_feeding=false", "tokenizer.vocab_size=800", "search=greedy"]
     sizes = ["embedding.dim=64", "encoder.hidden=64", "decoder.hidden=128", f"data.train_size={pairs}"]
-    config, _ = compose("train", TrainConfig, [*changes, *sizes])
+    config = compose("train", TrainConfig, [*changes, *sizes])
 
     sources = splits(config.data)
     train, validation = ([*chain(*sources[name])] for name in ("train", "validation"))

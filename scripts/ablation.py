@@ -66,9 +66,9 @@ def main() -> int:
 
 def effective(changes: dict[str, str], overrides: list[str]) -> dict[str, str]:
     """Return the changes that alter the recipe. Raises UserError for the first change that nmt-train would refuse."""
-    recipe, result = compose("train", TrainConfig, overrides)[0], {}
+    recipe, result = compose("train", TrainConfig, overrides), {}
     for name, change in changes.items():
-        if compose("train", TrainConfig, [*overrides, *runs.split_overrides(name, change)])[0] == recipe:
+        if compose("train", TrainConfig, [*overrides, *runs.split_overrides(name, change)]) == recipe:
             print(f"{name}: changes nothing in this recipe, left out", file=sys.stderr)
         else:
             result[name] = change

@@ -26,13 +26,12 @@ import torch
 from competition import competing, processor_share
 from operations import operations
 
-from nmt.cli.app import run_command
-from nmt.cli.compose import compose, without_size
-from nmt.cli.start import Start, new_run
-from nmt.config.compose import config_dir
+from nmt.cli.compose import RunRequest, compose, new_run, without_size
+from nmt.cli.run_command import run_command
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.config.schema.training import Beam, Greedy, SearchLimits
+from nmt.config.validation import config_dir
 from nmt.data.batching import Batches, collate
 from nmt.data.prepare import prepare
 from nmt.data.prepared_corpus import PreparedCorpus
@@ -224,7 +223,7 @@ def busy(bench: Bench, processes: int, updates: int) -> dict[str, Any]:
     }
 
 
-def presets(start: Start, prepared: PreparedCorpus, options: argparse.Namespace) -> list[dict[str, Any]]:
+def presets(start: RunRequest, prepared: PreparedCorpus, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Time training and search with every attention preset. The preset may replace other configured values.
 
     A machine may be faster at one time than at another. Therefore each of several rounds times all presets, and the
@@ -234,9 +233,7 @@ def presets(start: Start, prepared: PreparedCorpus, options: argparse.Namespace)
     for name in sorted(path.stem for path in (config_dir() / "attention").glob("*.yaml")):
         overrides = [word for word in without_size(start.overrides) if not word.startswith("attention=")]
         try:
-            preset, _ = compose(
-                "train", TrainConfig, [*overrides, f"size={start.choices['size']}", f"attention={name}"]
-            )
+            preset = compose("train", TrainConfig, [*overrides, f"size={start.choices['size']}", f"attention={name}"])
         except UserError as error:
             print(f"{name}: left out: {error}", file=sys.stderr, flush=True)
             continue
@@ -284,7 +281,7 @@ def growth(config: TrainConfig, prepared: PreparedCorpus, updates: int) -> list[
     return rows
 
 
-def measure(start: Start, bench: Bench, prepared: PreparedCorpus, options: argparse.Namespace) -> dict[str, Any]:
+def measure(start: RunRequest, bench: Bench, prepared: PreparedCorpus, options: argparse.Namespace) -> dict[str, Any]:
     """Collect all results that the options ask for."""
     results: dict[str, Any] = {
         "overrides": start.overrides,
@@ -368,7 +365,7 @@ def main() -> None:
         parser.error("--updates must be at least 1, and --busy at least 0")
     sys.argv.append("hydra.job.name=benchmark")
 
-    def task(start: Start) -> None:
+    def task(start: RunRequest) -> None:
         config = start.config
         logging.getLogger("nmt").setLevel(logging.WARNING)
         tune_memory()
@@ -388,7 +385,7 @@ def main() -> None:
         path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
         print(f"\n{path}")
 
-    run_command("train", lambda words: task(new_run(words)))
+    run_command("train", lambda options: task(new_run(options.overrides)))
 
 
 if __name__ == "__main__":

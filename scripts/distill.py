@@ -46,7 +46,7 @@ def distill(options: argparse.Namespace) -> int:
         for run, teacher, seed in zip(students, teachers, seeds, strict=True)
     }
     # Check the students' configuration now, not after the teachers' hours of training.
-    check_students(*(compose("train", TrainConfig, overrides[runs[0]])[0] for runs in (teachers, students)))
+    check_students(*(compose("train", TrainConfig, overrides[runs[0]]) for runs in (teachers, students)))
     begin(folder, {"overrides": options.overrides, "models": options.models, "student": own})
     with ThreadPoolExecutor(options.jobs) as pool, tqdm(total=len(overrides), unit=" runs") as bar:
         failures: list[UserError] = []

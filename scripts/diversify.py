@@ -23,11 +23,11 @@ from tqdm import tqdm
 
 from nmt.cli.compose import compose, without_size
 from nmt.config import schema
-from nmt.config.compose import merge_search
 from nmt.config.errors import UserError, quoted
 from nmt.data.corpus import splits
 from nmt.system.files import decode_lines, to_json, write_atomically
 from nmt.system.run import RunDirectory, read_json
+from nmt.translate.search import merge_search
 
 Pairs = list[tuple[str, str]]
 PIECE = 10_000  # lines that are translated and saved at a time; an interruption loses the current piece
@@ -42,14 +42,14 @@ def main() -> int:
 
 def diversify(options: argparse.Namespace) -> int:
     """Train the models, translate, train the students, compare. Returns the exit status."""
-    folder, config = options.directory, compose("train", schema.TrainConfig, options.overrides)[0]
+    folder, config = options.directory, compose("train", schema.TrainConfig, options.overrides)
     default = "search.beam_size=5" if config.search.kind == "beam" else ""
     search = split_overrides("--search", default if options.search is None else options.search)
     reverse = [*options.overrides, *backwards(config)]
     # Check the students and the search now, not after hours of training.
     students = [split_overrides("--student", text) for text in options.student or [""]]
-    extras = [compose("train", schema.TrainConfig, [*reverse, *own])[0].data.extra for own in students]
-    merge_search(config.search, compose("translate", schema.TranslateConfig, ["run=DIR", *search])[0].search)
+    extras = [compose("train", schema.TrainConfig, [*reverse, *own]).data.extra for own in students]
+    merge_search(config.search, compose("translate", schema.TranslateConfig, ["run=DIR", *search]).search)
     train = (pair for source in splits(config.data)["train"] for pair in source)
     pairs = [(pair.source, pair.target) for pair in train if pair.source and pair.target]
     begin(folder, {"overrides": options.overrides, "models": options.models, "search": search}, students)

@@ -21,8 +21,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from nmt.cli.app import run_command
-from nmt.cli.start import Start, new_run
+from nmt.cli.compose import RunRequest, new_run
+from nmt.cli.run_command import run_command
 from nmt.config.errors import UserError
 from nmt.system.distributed import Interrupted
 from nmt.system.files import to_json, write_atomically
@@ -118,7 +118,7 @@ def draw(rates: list[float], losses: list[float], suggestion: float | None) -> F
     return figure
 
 
-def find(start: Start, options: argparse.Namespace) -> int:
+def find(start: RunRequest, options: argparse.Namespace) -> int:
     """Run the test, print the suggestion and write the results. Returns the exit status.
 
     Raises UserError if the loss has not fallen.
@@ -175,13 +175,13 @@ def main() -> None:
         parser.error("--start and --end must be above 0")
     sys.argv.append("hydra.job.name=find_lr")
 
-    def task(start: Start) -> int:
+    def task(start: RunRequest) -> int:
         if start.config.processes > 1:
             raise UserError("find_lr tests a new run in one process; leave out processes=")
         logging.getLogger("nmt").setLevel(logging.WARNING)
         return find(start, options)
 
-    run_command("train", lambda words: task(new_run(words)))
+    run_command("train", lambda options: task(new_run(options.overrides)))
 
 
 if __name__ == "__main__":

@@ -28,8 +28,8 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing
 
-from nmt.cli.app import run_command
-from nmt.cli.start import Start, new_run
+from nmt.cli.compose import RunRequest, new_run
+from nmt.cli.run_command import run_command
 from nmt.config.schema import TrainConfig
 from nmt.data.batching import Batch, make_batches
 from nmt.data.prepare import prepare
@@ -261,7 +261,7 @@ def main() -> None:
     options.tokens = sorted(set(options.tokens))
     sys.argv.append("hydra.job.name=scaling")
 
-    def task(start: Start) -> None:
+    def task(start: RunRequest) -> None:
         config, folder = start.config, start.directory
         logging.getLogger("nmt").setLevel(logging.WARNING)
         prepare(config.data, config.tokenizer)
@@ -277,7 +277,7 @@ def main() -> None:
         (folder / "scaling.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
         print(f"\n{folder / 'scaling.json'}")
 
-    run_command("train", lambda words: task(new_run(words)))
+    run_command("train", lambda options: task(new_run(options.overrides)))
 
 
 if __name__ == "__main__":

@@ -17,8 +17,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from nmt.cli.commands import output_folder
-from nmt.config.compose import merge_search
+from nmt.cli.evaluate import output_folder
 from nmt.config.errors import UserError
 from nmt.config.schema import training as schema
 from nmt.evaluate.evaluation import evaluate, score_settings
@@ -26,6 +25,7 @@ from nmt.system.files import to_json, write_atomically
 from nmt.system.machine import tune_memory
 from nmt.system.run import RunDirectory, load_config
 from nmt.system.text_table import Column, decimals, markdown, short
+from nmt.translate.search import merge_search
 from nmt.translate.translator import Translator
 
 MOST_THREADS = 1024

@@ -19,7 +19,7 @@ from typing import IO
 from conftest import values_of
 
 from nmt.cli import entry
-from nmt.cli.explain import known_keys
+from nmt.cli.config_files import known_keys
 
 Work = Callable[[], int]
 NEEDED: dict[str, list[str]] = {
@@ -73,6 +73,21 @@ def call(
         out.seek(0)
         err.seek(0)
         return subprocess.CompletedProcess([*map(str, command)], status, out.read(), err.read())
+
+
+def worked(*command: str | Path, cwd: Path, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    """Run a command as `call` does, and assert that it succeeds."""
+    done = call(*command, cwd=cwd, stdin=stdin)
+    assert done.returncode == 0, done.stderr.decode()
+    return done
+
+
+def error_of(done: subprocess.CompletedProcess[bytes]) -> str:
+    """Assert that a command ended with status 2 and one line of error, and return this line."""
+    assert done.returncode == 2, done.stderr.decode()
+    assert b"Traceback" not in done.stderr
+    (line,) = [line for line in done.stderr.decode().splitlines() if ": error: " in line]
+    return line
 
 
 def started(
@@ -150,13 +165,7 @@ def _ended_within(child: int, seconds: float) -> int:
 
 
 def _prepare() -> None:
-    for name in (
-        "cli.train",
-        "cli.translate",
-        "cli.commands",
-        "training.job",
-        "compare.compare",
-    ):
+    for name in ("cli.train", "cli.translate", "cli.evaluate", "training.job", "compare.compare"):
         importlib.import_module(f"nmt.{name}")
     importlib.import_module("torch._dynamo")  # otherwise the first optimizer imports it
     known_keys("train")  # most error messages need it

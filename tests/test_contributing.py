@@ -134,7 +134,7 @@ def test_two_steps_make_a_metric_that_is_monitored_and_ranks(tmp_path: Path) -> 
     train(tmp_path, "evaluation.metrics=[bleu,length_ratio]", "validation.monitor=length_ratio")
     assert "validation/length_ratio" in (tmp_path / "run" / "metrics.jsonl").read_text()
     assert "length %" in (tmp_path / "run" / "train.log").read_text()
-    main = "from nmt.cli.commands import compare_main; compare_main()"
+    main = "from nmt.cli.evaluate import compare_main; compare_main()"
     done = python(
         tmp_path, "-c", main, "runs=run", "metric=length_ratio", "bootstrap_samples=100", "randomisation_trials=100"
     )

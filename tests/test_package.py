@@ -24,7 +24,7 @@ PINS = ("constraints.txt", "docs/constraints.txt")
 
 def test_the_api_is_loaded_on_demand() -> None:
     assert set(nmt.__all__) == {"Comparison", "Run", "Translation", "Translator", "compare_runs", "train"}
-    assert nmt.train.__module__ == "nmt.cli.python"
+    assert nmt.train.__module__ == "nmt.cli.python_api"
     assert nmt.Translator.__module__ == "nmt.translate.translator"
     assert getattr(nmt, "nothing", None) is None
 

@@ -37,7 +37,7 @@ def _exit(command: str) -> NoReturn:
 
 train = partial(_run, "train", "nmt.cli.train", "main")
 translate = partial(_run, "translate", "nmt.cli.translate", "main")
-evaluate = partial(_run, "evaluate", "nmt.cli.commands", "evaluate_main")
-compare = partial(_run, "compare", "nmt.cli.commands", "compare_main")
-serve = partial(_run, "serve", "nmt.cli.commands", "serve_main")
-export = partial(_run, "export", "nmt.cli.commands", "export_main")
+evaluate = partial(_run, "evaluate", "nmt.cli.evaluate", "main")
+compare = partial(_run, "compare", "nmt.cli.evaluate", "compare_main")
+serve = partial(_run, "serve", "nmt.cli.serve", "main")
+export = partial(_run, "export", "nmt.cli.export", "main")

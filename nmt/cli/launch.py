@@ -6,61 +6,58 @@ import os
 import signal
 import sys
 import tempfile
+import traceback
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from nmt.cli.app import STOPPED, attempt, is_unread, leave, log_to_stream
+from nmt.cli.compose import RunRequest
 from nmt.cli.entry import exit_at_ctrl_c
-from nmt.cli.explain import explain
-from nmt.cli.start import Start
+from nmt.cli.hydra_errors import explain
+from nmt.cli.run_command import STOPPED, attempt, is_unread, log_to_stream
 from nmt.config.errors import UserError
-from nmt.config.schema.commands import SavedRunCommand
-from nmt.system.processes import clean_start, cores, end_with, environment, rank, started_in_group
+from nmt.system import processes
+from nmt.system.run import FINISHED
 
 if TYPE_CHECKING:
-    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
     from torch.distributed.launcher.api import LaunchConfig
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 # Exit status of a process after a user's mistake, after any other exception, and where nobody reads its output.
 REFUSED, CRASHED, UNREAD = 2, 1, 3
 THIS_MACHINE, LOOPBACK = "127.0.0.1", "lo0" if sys.platform == "darwin" else "lo"
-ALREADY = "processes=: several processes were started already; leave it out"
 SECONDS_TO_SAVE = 600  # time for a process to finish its update or validation and to save, after a signal
-S = TypeVar("S", bound=SavedRunCommand)
+log = logging.getLogger(__name__)
 
 
-def shared_by_processes(command: str, task: Callable[[S], None]) -> Callable[[S], int]:
-    """Wrap a command's task: config.processes processes then run it together and share the work."""
+def train(request: RunRequest, observer: Any = None, ended: tuple[str, ...] = (FINISHED,)) -> int:  # noqa: ANN401
+    """Train a run, in the processes that it asks for, unless it has ended with one of these statuses.
 
-    def work(config: S) -> int:
-        if config.processes > 1 and started_in_group():
-            raise UserError(ALREADY)
-        return in_processes(config.processes, command, task, config)
-
-    return work
-
-
-def train(start: Start, observer: Any) -> int:  # noqa: ANN401
-    """Train a run in start.config.processes processes. Returns the exit status."""
+    Under torchrun, `processes` of a resumed run does not count. Returns the exit status.
+    """
+    if request.is_complete(*ended):
+        log.info("already finished: skipped")
+        return 0
     with exit_at_ctrl_c("train"):
         from nmt.training.job import train
-    return in_processes(start.config.processes, "train", train, *start, observer)
+    is_typed = any(word.startswith("processes=") for word in request.overrides)
+    count = 1 if processes.started_in_group() and not is_typed else request.config.processes
+    return in_processes(count, "train", train, *request, observer)
 
 
 def in_processes(count: int, command: str, job: Callable[..., int | None], *arguments: object) -> int:
     """Run `job(*arguments)` of a command in `count` processes, which share the standard streams.
 
-    Runs it in this process alone if `count` is 1 or if this process was started together with others.
-
     When one fails, its end closes its connections, which ends the others as well. All end when this process is killed.
-    Returns the exit status. Raises UserError with the message of the process that failed first.
+    Returns the exit status. Raises UserError with the message of the process that failed first, and if this process
+    itself was started together with others.
     """
-    if count == 1 or started_in_group():
+    if count == 1:
         return job(*arguments) or 0
+    if processes.started_in_group():
+        raise UserError("processes=: several processes were started already; leave it out")
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
@@ -68,15 +65,18 @@ def in_processes(count: int, command: str, job: Callable[..., int | None], *argu
     for name in logging.root.manager.loggerDict:  # torch's loggers would announce signals and failures in their words
         if name.startswith(("torch.distributed", "torch.multiprocessing")):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-    threads = os.environ.get("OMP_NUM_THREADS", str(max(1, cores() // count)))  # of each process
-    variables = environment(OMP_NUM_THREADS=threads, GLOO_SOCKET_IFNAME=os.environ.get("GLOO_SOCKET_IFNAME", LOOPBACK))
-    with tempfile.TemporaryDirectory(prefix="nmt-processes-") as folder, _own_handlers(), clean_start(), variables:
+    threads = os.environ.get("OMP_NUM_THREADS", str(max(1, processes.cores() // count)))  # of each process
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", LOOPBACK)
+    variables = processes.environment(OMP_NUM_THREADS=threads, GLOO_SOCKET_IFNAME=interface)
+    temporary, handlers = tempfile.TemporaryDirectory(prefix="nmt-processes-"), processes.handlers_restored(SIGNALS)
+    with temporary as folder, handlers, processes.clean_start(), variables:
         try:
-            statuses = elastic_launch(_settings(count, folder), _work)(os.getpid(), command, job, arguments)
+            statuses = elastic_launch(_settings(count, folder), _work)(os.getpid(), folder, command, job, arguments)
         except SignalException as stop:
             return STOPPED + int(stop.sigval)
         except ChildFailedError as error:
-            return _status_after(error.get_first_failure()[1], command)
+            failure = error.get_first_failure()[1]
+            return _status_after(failure.exitcode, failure.local_rank, Path(folder), command)
     return max(map(int, statuses.values()))
 
 
@@ -103,71 +103,47 @@ def _settings(count: int, folder: str) -> "LaunchConfig":
     )
 
 
-def _work(launcher: int, command: str, job: Callable[..., int | None], arguments: tuple[object, ...]) -> int:
-    """Do the work of one process, and return its exit status.
+def _work(
+    launcher: int, folder: str, command: str, job: Callable[..., int | None], arguments: tuple[object, ...]
+) -> int:
+    """Do the work of one process, and return its exit status. A user's mistake is written to a file for the launcher.
 
-    After an error, which torch records for the launcher, the process ends at once: an orderly exit would wait for the
-    connections to processes that have failed. It may also end in SIGABRT while threads of torch still run.
+    After an error the process ends at once: an orderly exit would wait for the connections to processes that have
+    failed. It may also end in SIGABRT while threads of torch still run.
     """
-    from torch.distributed.elastic.multiprocessing.errors import record
-
-    end_with(launcher)
+    processes.end_with(launcher)
     sys.stdin = open(0, closefd=False, encoding="utf-8")  # noqa: SIM115 (multiprocessing has replaced it by /dev/null)
     log_to_stream(sys.stderr)
-
-    @record
-    def recorded() -> int:
-        outcome = attempt(lambda: job(*arguments) or 0, debug=False)
-        if isinstance(outcome, Exception):
-            if is_unread(outcome):
-                leave(UNREAD)
-            raise UserError(explain(outcome, command)) from outcome
-        return outcome
-
     try:
-        status = recorded() or 0
+        outcome = attempt(lambda: job(*arguments) or 0)
     except KeyboardInterrupt:
-        if rank() == 0:
+        if processes.rank() == 0:
             print(f"nmt-{command}: interrupted", file=sys.stderr)
-        leave(STOPPED + signal.SIGINT)
-    except UserError:
-        leave(REFUSED)
+        processes.leave(STOPPED + signal.SIGINT)
     except Exception:
-        leave(CRASHED)
-    if status > STOPPED:  # the launcher, which passes on signals, would wait for the process and not for its status
-        leave(status)
-    atexit.register(leave, 0)  # when the launcher has read the status
-    return int(status)
+        traceback.print_exc()
+        processes.leave(CRASHED)
+    if isinstance(outcome, Exception):
+        if is_unread(outcome):
+            processes.leave(UNREAD)
+        Path(folder, f"{processes.rank()}.error").write_text(explain(outcome, command), encoding="utf-8")
+        processes.leave(REFUSED)
+    if outcome > STOPPED:  # the launcher, which passes on signals, would wait for the process and not for its status
+        processes.leave(outcome)
+    atexit.register(processes.leave, 0)  # when the launcher has read the status
+    return outcome
 
 
-def _status_after(failure: "ProcessFailure", command: str) -> int:
-    """Return the exit status of the whole command after the first failure of a process, if a signal or the reader of
-    its output stopped it. Any other failure raises UserError."""
-    status = failure.exitcode  # negative: the number of the signal that killed the process
+def _status_after(status: int, number: int, folder: Path, command: str) -> int:
+    """Return the exit status of the whole command after the failure of process `number` with this status, if a signal
+    or the reader of its output stopped it. Any other failure raises UserError."""
     if status > STOPPED:
-        return int(status)
+        return status
     if status == UNREAD:
         return 0
-    # torch's `record` saves an exception as {"message": {"message": "Type: text", "extraInfo": {"py_callstack": ...}}}.
-    # If nothing was saved, torch returns {"message": "<NONE>"}.
-    saved = failure.error_file_data.get("message", {}) if status > 0 else {}
-    if status == REFUSED:
-        message = saved.get("message", "") if isinstance(saved, dict) else str(saved)
-        raise UserError(message.partition(": ")[2] or "a process failed, and its message could not be saved")
-    if isinstance(saved, dict) and "extraInfo" in saved:
-        print(saved["extraInfo"]["py_callstack"], end="", file=sys.stderr)
-    reason = f"signal {-status}" if status < 0 else f"status {status}"
+    messages = sorted(folder.glob("*.error"), key=lambda file: file.stat().st_mtime_ns)
+    if status == REFUSED and messages:  # the first one is the cause of the others
+        raise UserError(messages[0].read_text(encoding="utf-8"))
+    reason = f"signal {-status}" if status < 0 else f"status {status}"  # negative: the signal that killed the process
     checkpoints = "; the checkpoints are intact" if command == "train" else ""
-    raise UserError(f"process {failure.local_rank} ended with {reason}{checkpoints}")
-
-
-@contextmanager
-def _own_handlers() -> Iterator[None]:
-    """Restore this process's signal handlers after the context: torch would leave its handlers in place."""
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            if handler is not None:  # None: a handler that was set outside Python cannot be restored
-                signal.signal(number, handler)
+    raise UserError(f"process {number} ended with {reason}{checkpoints}")

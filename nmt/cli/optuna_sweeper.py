@@ -7,29 +7,33 @@ while it wrote the journal, the next one waits half a minute for Optuna's lock.
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
-from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
+import optuna
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.trial import TrialState
 
-from nmt.cli.explain import explain
+from nmt.cli.compose import as_words, last_overrides
+from nmt.cli.hydra_errors import explain
 from nmt.compare.jobs import record_failure
-from nmt.config.compose import validated_union
 from nmt.config.errors import UserError
-from nmt.config.schema.base import Count, CountOrZero, Section
+from nmt.config.schema.training import OptunaSettings
+from nmt.config.validation import validated
 from nmt.evaluate.metrics import sign_of
 from nmt.system.files import try_lock
 from nmt.system.run import PRUNED, RunDirectory
@@ -38,24 +42,15 @@ JOURNAL = "optuna.journal"  # file in the sweep's directory in which Optuna stor
 STUDY = "sweep"
 STEPS_PER_EPOCH = 1000  # Optuna counts steps in whole numbers: they are thousandths of an epoch
 log = logging.getLogger(__name__)
-
-
-class Settings(Section):
-    """Values of configs/hydra/sweeper/optuna.yaml."""
-
-    n_trials: Count
-    n_jobs: Count | None
-    sampler: Literal["tpe", "random"]
-    pruner: Literal["median", "halving", "none"]
-    startup_trials: CountOrZero
+optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
 class OptunaSweeper(Sweeper):
     """Runs `n_trials` trials to optimise the validation score `validation.monitor`; resumes an interrupted search."""
 
     def __init__(self, params: Mapping[str, str] | None, **values: object) -> None:
-        """Check the settings: `params` are overrides by key, `values` the fields of `Settings`. Raises UserError."""
-        self.settings: Settings = validated_union(Settings, values, "hydra.sweeper")
+        """Check the settings. params: overrides by key. values: the fields of `OptunaSettings`. Raises UserError."""
+        self.settings = validated(OptunaSettings, values, "hydra.sweeper")
         self.params = params or {}
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
@@ -68,58 +63,50 @@ class OptunaSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> None:
         """Run the search; Hydra calls this with the overrides from the command line."""
-        _optuna()  # raises UserError if it is not installed
-        overrides = [*(f"{key}={value}" for key, value in self.params.items()), *arguments]
-        parsed = OverridesParser.create(self._loader).parse_overrides(overrides)
-        last = {override.get_key_element(): override for override in parsed}
-        self._fixed = [override.input_line or "" for override in last.values() if not override.is_sweep_override()]
-        space = {key: _distribution(override) for key, override in last.items() if override.is_sweep_override()}
-        if not space:
-            raise UserError("hydra/sweeper=optuna: nothing to search; give a key several values or an interval(a,b)")
-        self._directory.mkdir(parents=True, exist_ok=True)
+        overrides = last_overrides(
+            self._loader, [*(f"{key}={value}" for key, value in self.params.items()), *arguments]
+        )
+        self._fixed = as_words(override for override in overrides.values() if not override.is_sweep_override())
+        space = {key: _distribution(override) for key, override in overrides.items() if override.is_sweep_override()}
         with _locked_journal(self._directory):
             self._search(space)
 
-    def _search(self, space: Mapping[str, Any]) -> None:
-        """Run the trials that are missing. space: key -> Optuna's distribution."""
-        optuna, monitor = _optuna(), self._config.validation.monitor
+    def _search(self, space: dict[str, Any]) -> None:
+        """Finish the trials that an interrupted search has left, then run those that are missing.
+
+        space: key -> Optuna's distribution.
+        """
+        monitor, startup = self._config.validation.monitor, self.settings.startup_trials
         study = optuna.create_study(
             study_name=STUDY,
             storage=_storage(self._directory),
             direction="maximize" if sign_of(monitor) > 0 else "minimize",
             load_if_exists=True,
         )
-        self._resume(study, space)
+        jobs = self._config.hydra.launcher.get("n_jobs") or 1
+        parallel = self.settings.n_jobs or (jobs if jobs > 0 else os.cpu_count() or 1)
+        left = study.get_trials(states=[TrialState.RUNNING])
+        for trial in [trial for trial in left if trial.params.keys() != space.keys()]:
+            study.tell(trial.number, state=TrialState.FAIL)  # the search was killed while Optuna wrote the trial
+            left.remove(trial)
+        for start in range(0, len(left), parallel):
+            self._launch(study, left[start : start + parallel])
         while missing := max(0, self.settings.n_trials - len(study.trials)):
             # The seed depends on the number of trials. Therefore an interrupted search, when resumed, makes the same
             # proposals as an uninterrupted one, if its jobs run one at a time.
-            seed, startup = self._config.seed + len(study.trials), self.settings.startup_trials
-            study.sampler = SAMPLERS[self.settings.sampler](seed, startup)
-            self._launch(study, [study.ask(space) for _ in range(min(missing, self._parallel_trials()))])
-        if study.get_trials(states=[optuna.trial.TrialState.COMPLETE]):
+            seed = self._config.seed + len(study.trials)
+            if self.settings.sampler == "tpe":
+                study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=startup)
+            else:
+                study.sampler = optuna.samplers.RandomSampler(seed=seed)
+            self._launch(study, [study.ask(space) for _ in range(min(missing, parallel))])
+        if study.get_trials(states=[TrialState.COMPLETE]):
             best = study.best_trial
             values = " ".join(f"{key}={value}" for key, value in best.params.items())
             log.info("\nbest trial: %d, validation %s %.4f, with %s", best.number, monitor, best.value, values)
 
-    def _resume(self, study: Any, space: Mapping[str, Any]) -> None:  # noqa: ANN401
-        """Finish the trials that were running when the search was killed."""
-        states = _optuna().trial.TrialState
-        complete = []
-        for trial in study.get_trials(states=[states.RUNNING]):
-            if trial.params.keys() == space.keys():
-                complete.append(trial)
-            else:  # the search was killed while Optuna wrote the trial
-                study.tell(trial.number, state=states.FAIL)
-        for start in range(0, len(complete), self._parallel_trials()):
-            self._launch(study, complete[start : start + self._parallel_trials()])
-
-    def _parallel_trials(self) -> int:
-        jobs = self._config.hydra.launcher.get("n_jobs") or 1
-        return self.settings.n_jobs or (jobs if jobs > 0 else os.cpu_count() or 1)
-
     def _launch(self, study: Any, trials: Sequence[Any]) -> None:  # noqa: ANN401
         """Run trials, each in a directory named by the trial's number, and report their scores to Optuna."""
-        states = _optuna().trial.TrialState
         jobs = {}
         for trial in trials:
             overrides = [*self._fixed, *(f"{key}={value}" for key, value in trial.params.items())]
@@ -127,7 +114,7 @@ class OptunaSweeper(Sweeper):
                 self._loader.load_sweep_config(self._config, overrides)
             except HydraException as error:  # e.g. a key of a choice that this trial does not select
                 record_failure(self._directory / str(trial.number), explain(error, "train", overrides), overrides)
-                study.tell(trial.number, state=states.FAIL)
+                study.tell(trial.number, state=TrialState.FAIL)
             else:
                 jobs[trial.number] = overrides
         for numbers in _consecutive(jobs):
@@ -139,9 +126,9 @@ class OptunaSweeper(Sweeper):
                 if isinstance(score, str):
                     log.warning("trial %d was stopped by %s; start the search again to resume it", number, score)
                 elif score is None:
-                    study.tell(number, state=states.FAIL)
+                    study.tell(number, state=TrialState.FAIL)
                 elif run.status() == PRUNED:
-                    study.tell(number, state=states.PRUNED)
+                    study.tell(number, state=TrialState.PRUNED)
                 else:
                     study.tell(number, score)
 
@@ -183,29 +170,14 @@ class TrialObserver:
 
     @cached_property
     def _trial(self) -> Any:  # noqa: ANN401
-        optuna = _optuna()
-        pruner = PRUNERS[self.pruner](self.startup_trials)
-        study = optuna.load_study(study_name=STUDY, storage=_storage(self.directory), pruner=pruner)
+        pruners: dict[str, optuna.pruners.BasePruner] = {
+            "median": optuna.pruners.MedianPruner(n_startup_trials=self.startup_trials),
+            "halving": optuna.pruners.SuccessiveHalvingPruner(min_resource=STEPS_PER_EPOCH),
+            "none": optuna.pruners.NopPruner(),
+        }
+        study = optuna.load_study(study_name=STUDY, storage=_storage(self.directory), pruner=pruners[self.pruner])
         frozen = study.trials[self.job]
         return optuna.trial.Trial(study, frozen._trial_id), set(frozen.intermediate_values)
-
-
-def observer() -> TrialObserver | None:
-    """Return the observer of this job if it belongs to a search, else None."""
-    hydra = HydraConfig.get()
-    if not hydra.sweeper._target_.endswith(f".{OptunaSweeper.__name__}"):
-        return None
-    directory, sweeper = Path(hydra.sweep.dir).absolute(), hydra.sweeper
-    return TrialObserver(directory, hydra.job.num, sweeper.pruner, sweeper.startup_trials)
-
-
-def _optuna() -> Any:  # noqa: ANN401
-    try:
-        import optuna
-    except ImportError:
-        raise UserError("hydra/sweeper=optuna needs another package: pip install optuna") from None
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    return optuna
 
 
 @contextmanager
@@ -221,36 +193,21 @@ def _locked_journal(directory: Path) -> Iterator[None]:
 
 
 def _storage(directory: Path) -> Any:  # noqa: ANN401
-    storages, path = _optuna().storages, str((directory / JOURNAL).absolute())
+    path = str((directory / JOURNAL).absolute())
     # By default the lock is a link, which would be held forever if a killed search's directory is moved.
-    lock = storages.journal.JournalFileOpenLock(path)
-    return storages.JournalStorage(storages.journal.JournalFileBackend(path, lock))
+    return JournalStorage(JournalFileBackend(path, JournalFileOpenLock(path)))
 
 
 def _distribution(override: Override) -> Any:  # noqa: ANN401
     """Return Optuna's distribution for interval(a,b), tag(log,interval(a,b)), range(a,b,step) or several values."""
-    distributions, value = _optuna().distributions, override.value()
+    value: Any = override.value()
     tags = set(getattr(value, "tags", ()))
     if tags - ({"log"} if isinstance(value, IntervalSweep) else set()):
         raise UserError(f"{override.input_line}: the only tag is log, for an interval: tag(log,interval(a,b))")
     if isinstance(value, IntervalSweep):
-        try:
-            return distributions.FloatDistribution(value.start, value.end, log="log" in tags)
-        except ValueError as error:
-            raise UserError(f"{override.input_line}: {error}") from None
+        return FloatDistribution(value.start, value.end, log="log" in tags)  # type: ignore[arg-type]
     choices = list(override.sweep_string_iterator())
     if isinstance(value, RangeSweep) and not value.shuffle and all(choice.lstrip("-").isdigit() for choice in choices):
         numbers = sorted(map(int, choices))
-        return distributions.IntDistribution(numbers[0], numbers[-1], step=abs(int(value.step)))
-    return distributions.CategoricalDistribution(choices)
-
-
-SAMPLERS: dict[str, Callable[[int, int], Any]] = {  # by the seed and the number of trials before the sampler starts
-    "tpe": lambda seed, startup: _optuna().samplers.TPESampler(seed=seed, n_startup_trials=startup),
-    "random": lambda seed, startup: _optuna().samplers.RandomSampler(seed=seed),
-}
-PRUNERS: dict[str, Callable[[int], Any]] = {  # by the number of finished trials before the pruner starts
-    "median": lambda startup: _optuna().pruners.MedianPruner(n_startup_trials=startup),
-    "halving": lambda startup: _optuna().pruners.SuccessiveHalvingPruner(min_resource=STEPS_PER_EPOCH),
-    "none": lambda startup: _optuna().pruners.NopPruner(),
-}
+        return IntDistribution(numbers[0], numbers[-1], step=abs(int(value.step)))
+    return CategoricalDistribution(choices)

@@ -1,86 +1,72 @@
 """nmt-train: train, evaluate, draw alignments; with --dry-run, only find mistakes and estimate the cost of a run."""
 
-import logging
 import os
 import shlex
-import shutil
 import signal
 import sys
 import tempfile
+from argparse import Namespace
 from pathlib import Path
 from typing import NoReturn
 
 from hydra.types import RunMode
 
-from nmt.cli.app import STOPPED, run_command
-from nmt.cli.compose import composed, lines, parse_arguments, parsed
+from nmt.cli.compose import RunRequest, as_words, composed, new_run, parse_overrides, resumed_run
 from nmt.cli.entry import exit_at_ctrl_c
-from nmt.cli.launch import ALREADY, in_processes, train
-from nmt.cli.start import Start, new_run, resumed, resumes
-from nmt.config.errors import UserError, for_shell
+from nmt.cli.launch import in_processes, train
+from nmt.cli.run_command import STOPPED, run_command
+from nmt.config.errors import UserError, for_shell, override_values
 from nmt.system.processes import rank, started_in_group
-from nmt.system.run import FINISHED, RunDirectory
-
-log = logging.getLogger(__name__)
+from nmt.system.run import RunDirectory
 
 
 def main() -> None:
     run_command("train", _train)
 
 
-def _train(arguments: list[str]) -> int:
-    options = parse_arguments("train", arguments)
+def _train(options: Namespace) -> int:
+    """Resume a run, run a sweep, or train a new run, as the command line says. Returns the exit status."""
     if options.shell_completion:
         from nmt.cli.sweep import call_hydra
 
-        call_hydra(arguments)
+        call_hydra(["-sc", *options.overrides])
         return 0
-    overrides = parsed(options.overrides, "train")
-    words = lines(overrides)
-    if resumes(words) and not options.multirun:
+    overrides = parse_overrides("train", options.overrides)
+    words = as_words(overrides)
+    if override_values(words).get("run") is not None and not options.multirun:
         if options.dry_run:
             raise UserError("--dry-run: tries a new run, but run= resumes one; leave one of them out")
-        return _run(resumed(words))
-    config = composed("train", lines(each for each in overrides if not each.is_sweep_override()))
+        return _run(resumed_run(words))
+    config = composed("train", as_words(each for each in overrides if not each.is_sweep_override()))
     if options.multirun or config.hydra.mode == RunMode.MULTIRUN:
         from nmt.cli.sweep import run_sweep
 
         if options.dry_run:
             raise UserError("--dry-run: tries a single run, but this is a sweep; give each key one value, without -m")
         return run_sweep(config, words)
-    start = new_run(words, config)
-    return _dry_run(start) if options.dry_run else _run(start)
+    request = new_run(words, config)
+    return _dry_run(request) if options.dry_run else _run(request)
 
 
-def _run(start: Start) -> int:
-    """Train one run, unless it is complete. Returns the exit status."""
-    if started_in_group() and any(word.startswith("processes=") for word in start.overrides):
-        raise UserError(ALREADY)
-    status = 0
-    if start.is_complete({FINISHED}):
-        log.info("already finished: skipped")
-    else:
-        status = train(start, None)
+def _run(request: RunRequest) -> int:
+    """Train one run, and print what to do next. Returns the exit status."""
+    status = train(request)
     if rank() == 0:
-        _print_next_steps(os.path.relpath(start.directory))
+        _print_next_steps(os.path.relpath(request.directory))
     return status
 
 
 def _print_next_steps(run: str) -> None:
     """Print the folder of pictures, the commands to watch the run and to translate with it, and the run's directory."""
-    commands = {
-        name: name if shutil.which(name) else Path(sys.executable).with_name(name)
-        for name in ("tensorboard", "nmt-translate")
-    }
     if os.path.isdir(os.path.join(run, "alignments")):
         print(f"alignments: {os.path.join(run, 'alignments')}")
     if os.path.isdir(os.path.join(run, "tensorboard")):
-        print(f"tensorboard: {commands['tensorboard']} --logdir {shlex.quote(run)} --host localhost")
-    print(f"translate: {commands['nmt-translate']} {for_shell('run', run)}")
+        print(f"tensorboard: tensorboard --logdir {shlex.quote(run)} --host localhost")
+    print(f"translate: nmt-translate {for_shell('run', run)}")
     print(f"run: {run}")
 
 
-def _dry_run(start: Start) -> int:
+def _dry_run(request: RunRequest) -> int:
     """Try a run in a temporary directory, which is removed unless SIGKILL ends the process."""
     if started_in_group():
         raise UserError("--dry-run: several processes were started already; start one, with processes=N")
@@ -89,11 +75,11 @@ def _dry_run(start: Start) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, _exit)
-    RunDirectory(start.directory.absolute()).check(start.config.model_dump(mode="json"))
+    RunDirectory(request.directory.absolute()).check(request.config.model_dump(mode="json"))
     with tempfile.TemporaryDirectory(prefix="nmt-dry-run-") as folder:
         os.environ["TMPDIR"] = tempfile.tempdir = folder  # for the files of torch and of child processes
-        start = start._replace(directory=Path(folder, "run"))
-        return in_processes(start.config.processes, "train", dry_run, *start, None)
+        request = request._replace(directory=Path(folder, "run"))
+        return in_processes(request.config.processes, "train", dry_run, *request, None)
 
 
 def _exit(number: int, _: object) -> NoReturn:

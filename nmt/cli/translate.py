@@ -4,7 +4,7 @@ import os
 import select
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from io import BufferedReader
@@ -12,13 +12,13 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Literal, cast
 
-from nmt.cli.app import run_command, write
-from nmt.cli.compose import configured
 from nmt.cli.entry import exit_at_ctrl_c
-from nmt.cli.launch import shared_by_processes
+from nmt.cli.launch import in_processes
+from nmt.cli.run_command import run_configured
 from nmt.config.errors import UserError, format_value, user_path
 from nmt.config.schema import TranslateConfig
 from nmt.data.text import is_blank, open_text, user_lines
+from nmt.system.files import write
 
 if TYPE_CHECKING:
     from nmt.system.distributed import ProcessGroup
@@ -34,8 +34,9 @@ TAB = "\t"
 
 
 def main() -> None:
-    run = shared_by_processes("translate", translate)
-    run_command("translate", lambda arguments: run(configured("translate", TranslateConfig, arguments)))
+    run_configured(
+        "translate", TranslateConfig, lambda config: in_processes(config.processes, "translate", translate, config)
+    )
 
 
 def translate(config: TranslateConfig) -> None:
@@ -175,17 +176,12 @@ def read_buffers(stream: BinaryIO, files: Mapping[str, BinaryIO], size: int, int
     """
     reader = LineReader(stream)
     lines = _lines(reader, interactive)
-    items = from_terminal(lines) if interactive and not files else with_columns(lines, files)
-    return _buffers(items, 1 if interactive else size, reader.has_line)
-
-
-def _buffers(items: Iterable[Item], size: int, has_next: Callable[[], bool]) -> Iterator[list[Item]]:
     buffer: list[Item] = []
     characters = 0
-    for item in items:
+    for item in from_terminal(lines) if interactive and not files else zip_with_files(lines, files):
         buffer.append(item)
         characters += len(item[0]) + sum(map(len, item[1].values()))
-        if len(buffer) == size or characters > MAX_CHARACTERS or not has_next():
+        if interactive or len(buffer) == size or characters > MAX_CHARACTERS or not reader.has_line():
             yield buffer
             buffer, characters = [], 0
     if buffer:
@@ -230,7 +226,7 @@ def read_controls(glossary: str | None, forbidden: str | None) -> "Controls":
     return controls
 
 
-def with_columns(sources: Iterable[str], files: Mapping[str, BinaryIO]) -> Iterator[Item]:
+def zip_with_files(sources: Iterable[str], files: Mapping[str, BinaryIO]) -> Iterator[Item]:
     """Yield each line of the input with the same line of each open file, by the file's key.
 
     Raises UserError if a file has more or fewer lines than the input, or is malformed.

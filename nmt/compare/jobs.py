@@ -1,4 +1,4 @@
-"""The jobs of a sweep: records of failures, the table of all jobs, and the comparison of finished jobs."""
+"""The jobs of a sweep: their names, records of failures, the table of all jobs, the comparison of finished jobs."""
 
 import logging
 import os
@@ -12,15 +12,31 @@ from pathlib import Path
 from typing import Any
 
 from nmt.compare.entry import planned_jobs
-from nmt.config.compose import config_dir
-from nmt.config.errors import UserError, printable
+from nmt.config.errors import UserError, override_values, printable
+from nmt.config.validation import config_dir
 from nmt.evaluate.metrics import METRICS
 from nmt.system import text_table as table
-from nmt.system.files import folders_with, to_json, write_atomically
+from nmt.system.files import folders_with, short_name, to_json, write_atomically
 from nmt.system.run import ERROR, FINISHED, LOCK, SWEEP, RunDirectory, load_values, read_json
 from nmt.system.text_table import Column, decimals
 
+MAX_VALUE, MAX_NAME = 40, 200  # characters of one value, and of the whole name of a job's directory
 log = logging.getLogger(__name__)
+
+
+def job_name(overrides: Sequence[str], *varied: str) -> str:
+    """Return a directory name such as attention-bahdanau_lr-0.003, which needs no quotes in a shell.
+
+    Where characters are replaced or cut off, a hash is appended, so that names stay distinct.
+    """
+    values = override_values(overrides)
+    ends = [key.rpartition(".")[2] for key in varied]
+    names = [key if ends.count(end) > 1 else end for key, end in zip(varied, ends, strict=True)]
+    parts = [
+        f"{short_name(name, MAX_VALUE)}-{short_name(str(values.get(key)), MAX_VALUE)}"
+        for key, name in zip(varied, names, strict=True)
+    ]
+    return short_name("_".join(parts), MAX_NAME)
 
 
 def mark_sweep(directory: Path, jobs: int) -> None:

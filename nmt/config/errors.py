@@ -1,7 +1,6 @@
 """One-line errors with a suggestion for the user, and the syntax of overrides such as "optimizer.lr=0.1"."""
 
 import difflib
-import os
 import re
 import shlex
 from collections.abc import Iterable
@@ -53,11 +52,6 @@ def printable(text: str) -> str:
     return CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
-def counted(number: int, noun: str) -> str:
-    """Format a number of things: "1 line", "2 lines"."""
-    return f"{number} {noun}{'s' * (number != 1)}"
-
-
 def override_values(overrides: Iterable[str]) -> dict[str, Any]:
     """Parse overrides KEY=VALUE into a dictionary; lists and dictionaries remain text."""
     values = {}
@@ -100,17 +94,5 @@ def user_path(path: Path | str) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError:
-        user = str(path).partition("/")[0].removeprefix("~")
-        problem = f"there is no user {user}" if user else "~ has no meaning without a home directory (HOME is not set)"
-        raise UserError(f"{path}: {problem}; give an absolute path, for prepared corpora in NMT_CACHE") from None
-
-
-def absolute_path(path: str) -> str:
-    """Return the path from the root. Raises UserError if the working directory's name is not UTF-8 text."""
-    absolute = os.path.abspath(user_path(path))
-    if CONTROL.search(absolute):
-        raise UserError(
-            f"{format_value(absolute)}: holds control characters or bytes that are not UTF-8, which a configuration "
-            "cannot hold; rename the folder, or start the command in another one (in a UTF-8 locale)"
-        )
-    return absolute
+        hint = "give an absolute path, for prepared corpora in NMT_CACHE"
+        raise UserError(f"{path}: there is no such home directory; {hint}") from None

@@ -73,11 +73,12 @@ class TextFiles(Source):
 
     unit = "line"
 
-    def __init__(self, prefix: Path, config: schema.Corpus, tag: str = "") -> None:
-        self.files = [_text_file(prefix, language) for language in (config.source_lang, config.target_lang)]
+    def __init__(self, prefix: Path, config: schema.Corpus, key: str, tag: str = "") -> None:
+        """Find the files; `key` is the configuration's key that names them, for messages."""
+        self.files = [_text_file(prefix, language, key) for language in (config.source_lang, config.target_lang)]
         self.name, self.tag = str(self.files[0]), tag
         if isinstance(config, schema.FilesData) and config.alignments and _exists(prefix, config.alignments):
-            self.files.append(_text_file(prefix, config.alignments))
+            self.files.append(_text_file(prefix, config.alignments, key))
             self.has_alignments = True
 
     def __iter__(self) -> Iterator[Pair]:
@@ -212,15 +213,15 @@ def locate(sources: Iterable[Source], numbers: Sequence[int]) -> str:
     return "; ".join(places)
 
 
-def _text_file(prefix: Path, suffix: str) -> Path:
-    """Find PREFIX.SUFFIX or PREFIX.SUFFIX.gz. Raises UserError if neither is a file."""
+def _text_file(prefix: Path, suffix: str, key: str) -> Path:
+    """Find PREFIX.SUFFIX or PREFIX.SUFFIX.gz. Raises UserError, which names the option `key`, if neither is a file."""
     plain = prefix.with_name(f"{prefix.name}.{suffix}")
     for path in (plain, plain.with_name(f"{plain.name}.gz")):
         if path.is_file():
             return path
         if path.is_dir():
-            raise UserError(f"{path}: is a folder, not a text file")
-    raise UserError(f"{plain}: no such file (nor {plain.name}.gz)")
+            raise UserError(f"{key}: {path}: is a folder, not a text file")
+    raise UserError(f"{key}: {plain}: no such file (nor {plain.name}.gz)")
 
 
 def _files_below(folder: Path) -> list[Path]:
@@ -330,7 +331,7 @@ def _splits(config: schema.Data) -> Splits:
     folder = user_path(config.path)
     if not folder.is_dir():
         raise UserError(f"data.path={config.path}: no such folder")
-    return {split: [TextFiles(folder / name, config)] for split, name in config.path_splits if name}
+    return {split: [TextFiles(folder / name, config, "data.path")] for split, name in config.path_splits if name}
 
 
 def _refuse_table_options(config: schema.FilesData, result: Splits) -> None:
@@ -405,4 +406,4 @@ def _source(name: str, config: schema.Corpus, key: str, tag: str) -> Source:
             f"{key}={name}: neither a table (.tsv .csv .jsonl .parquet) nor a prefix; for plain text give the path "
             f"without the language: PREFIX, so that PREFIX.{config.source_lang} is the source"
         )
-    return TextFiles(path, config, tag)
+    return TextFiles(path, config, key, tag)

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
-from nmt.config.schema.base import with_paths
-from nmt.config.schema.commands import PATH_KEYS
+from nmt.config.schema.commands import PATH_KEYS, with_paths
 from nmt.data.tokenizer import TOKENIZER_FILES
 from nmt.export.card import card
 from nmt.model.checkpoints import LAST, MAX_FILE_BYTES, read_checkpoint, to_safetensors

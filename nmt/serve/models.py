@@ -11,14 +11,13 @@ from typing import Any, Literal
 from starlette.exceptions import HTTPException
 
 from nmt.attention.attention import MultiHeadAttention
-from nmt.config.compose import merge_search
 from nmt.config.errors import UserError, user_path
 from nmt.config.schema.model import ScoredAttention
 from nmt.evaluate.metrics import METRICS
 from nmt.serve.messages import ModelInfo
 from nmt.system.run import RunDirectory, load_config, read_json, runs_below
 from nmt.translate.guidance import prefix_tokens
-from nmt.translate.search import Attend
+from nmt.translate.search import Attend, merge_search
 from nmt.translate.translator import Translator
 
 log = logging.getLogger(__name__)
@@ -39,18 +38,12 @@ class ServedModel:
         """Return a translator with the search settings changed. Raises UserError for settings that the search method
         lacks, that are impossible, or that exceed the service's limit on the beam size."""
         trained, translator, limit = self.translator.settings, self.translator, self.info.max_beam_size
-        for key in changes:
-            if not hasattr(trained, key):
-                searched = f"{self.info.name} uses search={trained.kind}"
-                raise UserError(f"{key}: {searched}; start the service with search=beam")
         if (settings := merge_search(trained, changes)) != trained:
             translator = translator.with_search(settings)
         size = max(nbest, translator.method.beam_size)
         if size > limit:
             key = "nbest" if nbest == size else "beam_size"
             raise UserError(f"{key}: {size} is above this service's limit of {limit}")
-        if nbest > (beam := getattr(settings, "beam_size", nbest)):
-            raise UserError(f"nbest: {nbest} translations need a beam_size of at least {nbest}, not {beam}")
         translator.method.check_nbest(nbest)
         return translator
 

@@ -19,7 +19,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, AnyStr, BinaryIO
 
 from nmt.config.errors import UserError, format_value
 
@@ -292,3 +292,20 @@ def _unpack(archive: zipfile.ZipFile, size: int, folder: Path) -> None:
         path.parent.mkdir(exist_ok=True)
         with archive.open(entry) as content, path.open("wb") as output, named_errors(path):
             shutil.copyfileobj(content, output)
+
+
+def write(stream: IO[AnyStr], content: AnyStr, name: str) -> OSError | None:
+    """Write to a stream and flush it. Returns the error, if any, with `name` as its file name.
+
+    After an error, redirects the stream to /dev/null: otherwise the interpreter would flush it at exit and fail again.
+    """
+    try:
+        stream.write(content)
+        stream.flush()
+    except OSError as error:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
+        error.filename = name
+        return error
+    return None

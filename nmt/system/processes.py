@@ -13,10 +13,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from multiprocessing import resource_tracker
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, NoReturn, Self, TypeVar
 
 from nmt.config.errors import UserError
 
@@ -65,6 +65,20 @@ def leave_group() -> None:
     """Forget that this process was started with others: for work that processes do not share."""
     for name in GROUP_VARIABLES:
         os.environ.pop(name, None)
+
+
+def leave(status: int) -> NoReturn:
+    """Write what the standard streams hold, and end this process without waiting for other processes or threads."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
+
+
+def joined() -> bool:
+    """Has this process joined a group, whose members tell each other of errors?"""
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and bool(distributed.is_initialized())
 
 
 def cores() -> int:
@@ -202,3 +216,15 @@ def environment(**variables: str) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextmanager
+def handlers_restored(signals: Iterable[signal.Signals]) -> Iterator[None]:
+    """Restore this process's handlers of these signals after the context: some libraries leave theirs in place."""
+    before = {number: signal.getsignal(number) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:  # None: a handler that was set outside Python cannot be restored
+                signal.signal(number, handler)

@@ -21,11 +21,12 @@ import yaml
 
 from nmt import DISTRIBUTION
 from nmt.config import schema
-from nmt.config.compose import flatten, validated
-from nmt.config.errors import UserError, counted, for_shell, format_value, override_values, user_path
+from nmt.config.errors import UserError, for_shell, format_value, override_values, user_path
 from nmt.config.schema.commands import CHANGEABLE_KEYS, LENGTH_KEYS, NO_EFFECT_KEYS
+from nmt.config.validation import flatten, validated
 from nmt.system import files
 from nmt.system.files import unpacked
+from nmt.system.text_table import counted
 
 RUN_SECTIONS = {"attention", "decoder", "encoder", "tokenizer", "training"}  # every run's configuration has them
 SET_BY_PRESETS = {"encoder", "decoder"}  # groups whose choice a preset of attention may set
@@ -355,7 +356,7 @@ def load_values(path: Path) -> dict[str, Any]:
 
 def load_config(path: Path) -> schema.TrainConfig:
     """Read and check a run's saved configuration. Raises UserError."""
-    return validated(schema.TrainConfig, load_values(path), path)
+    return validated(schema.TrainConfig, load_values(path), source=path)
 
 
 def save_values(path: Path, values: Mapping[str, Any]) -> None:

@@ -88,3 +88,8 @@ def human_duration(seconds: float) -> str:
         return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
     hours, minutes = divmod(round(seconds / 60), MINUTES_OF_HOUR)
     return f"{hours} h {minutes:02} min"
+
+
+def counted(number: int, noun: str) -> str:
+    """Format a number of things: "1 line", "2 lines"."""
+    return f"{number} {noun}{'s' * (number != 1)}"

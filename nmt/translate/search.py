@@ -7,22 +7,25 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
+import yaml
 from numpy.typing import NDArray
 from torch import Tensor
 
 from nmt.attention.attention import Steering
 from nmt.config.schema import training as schema
+from nmt.config.validation import config_dir, validated_union
 from nmt.model.seq2seq import StateT, Step
 from nmt.translate.forbidden import Forbidden
-from nmt.translate.ranking import Ids
 from nmt.translate.translation import Translation
 
 Flags = NDArray[np.bool_]
+Ids = NDArray[np.int64]
 Attend = Mapping[int, int | Sequence[float]]
 """Step -> the source position that has attention weight 1, or the weights of all positions. Both count from 0."""
 
@@ -53,7 +56,7 @@ class Symbols(NamedTuple):
         return self._replace(bos=bos, eos=eos, banned=tuple(np.flatnonzero(np.isin(shortlist, self.banned)).tolist()))
 
 
-def longest(settings: schema.SearchLimits, length: int) -> int:
+def max_tokens(settings: schema.SearchLimits, length: int) -> int:
     """Return the maximum number of tokens, including </s>, in a translation of `length` source tokens."""
     return min(settings.max_length, int(settings.max_ratio * length) + EXTRA_TOKENS)
 
@@ -71,7 +74,7 @@ class Limits:
     @classmethod
     def of(cls, settings: schema.SearchLimits, lengths: Sequence[int], prefixes: Sequence[Sequence[int]]) -> Self:
         """Make the limits of sentences with these numbers of source tokens."""
-        most = [longest(settings, length) for length in lengths]
+        most = [max_tokens(settings, length) for length in lengths]
         if prefixes:
             most = [max(length, len(prefix) + 1) for length, prefix in zip(most, prefixes, strict=True)]
         return cls(max(0, settings.min_length - 1), most, prefixes)
@@ -191,3 +194,19 @@ class Search(ABC, Generic[SettingsT]):
     def best(self, candidates: list[Translation], n: int) -> list[Translation]:
         """Choose the n best translations of a sentence. `__call__` has returned the candidates in this order."""
         return candidates
+
+
+def merge_search(trained: schema.Search, changes: Mapping[str, Any]) -> schema.Search:
+    """Return a run's search settings with the changes that are not None. Raises UserError for a wrong value.
+
+    Another `kind` starts from the values in configs/search, but for the limits that all search methods share.
+    """
+    changes = {key: value for key, value in changes.items() if value is not None}
+    values = trained.model_dump()
+    if (kind := changes.get("kind", trained.kind)) != trained.kind:
+        file = config_dir() / "search" / f"{Path(str(kind)).name}.yaml"
+        defaults = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        shared = {key: value for key, value in values.items() if key in schema.SearchLimits.model_fields}
+        values = {key: value for key, value in defaults.items() if key != "defaults"} | shared
+    search: schema.Search = validated_union(schema.Search, {**values, **changes}, "search")
+    return search

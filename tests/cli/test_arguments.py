@@ -4,6 +4,7 @@ import os
 import random
 import re
 import sys
+from argparse import Namespace
 from functools import reduce
 from importlib.metadata import version
 from pathlib import Path
@@ -15,12 +16,12 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from nmt import DISTRIBUTION
-from nmt.cli import app, start
-from nmt.cli.compose import compose, configured, parse_arguments
-from nmt.cli.explain import known_keys
-from nmt.config.compose import config_dir
+from nmt.cli.compose import RunRequest, compose, new_run, parse_arguments, resumed_run
+from nmt.cli.config_files import known_keys
+from nmt.cli.run_command import run_command
 from nmt.config.errors import UserError
 from nmt.config.schema import CompareConfig, EvaluateConfig, ExportConfig, ServeConfig, TrainConfig, TranslateConfig
+from nmt.config.validation import config_dir
 
 SCHEMAS = {"train": TrainConfig, "evaluate": EvaluateConfig, "translate": TranslateConfig, "compare": CompareConfig}
 THRESHOLDS = yaml.safe_load((config_dir() / "size" / "auto.yaml").read_text(encoding="utf-8"))["thresholds"]
@@ -36,16 +37,16 @@ def taken(*arguments: str, command: str = "train") -> TrainConfig | None:
     """Return the configuration that the command would use, or None if it refuses the arguments."""
     seen: list[TrainConfig] = []
 
-    def work(words: list[str]) -> None:
-        if command == "train" and any(word.lstrip("+").startswith("run=") for word in words):
-            seen.append(start.resumed(parse_arguments("train", words).overrides).config)
-        elif command == "train":
-            seen.append(start.new_run(parse_arguments("train", words).overrides).config)
+    def work(options: Namespace) -> None:
+        words = options.overrides
+        if command == "train":
+            resumes = any(word.startswith("run=") for word in words)
+            seen.append((resumed_run if resumes else new_run)(words).config)
         else:
-            seen.append(configured(command, SCHEMAS[command], words))  # type: ignore[arg-type]
+            seen.append(compose(command, SCHEMAS[command], words))  # type: ignore[arg-type]
 
     with pytest.raises(SystemExit) as exit_:
-        app.run_command(command, work, list(arguments))
+        run_command(command, work, list(arguments))
     assert exit_.value.code in {0, 2}
     return seen[0] if exit_.value.code == 0 else None
 
@@ -96,13 +97,15 @@ def test_what_a_recipe_sets_for_another_choice_is_left_out_and_logged(
     assert {*capsys.readouterr().err.splitlines()} == messages
 
 
-def test_the_environment_says_where_the_cache_is(
+def test_the_environment_says_where_the_cache_and_the_home_directory_are(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("NMT_CACHE", "123")
     config = taken()
     assert config is not None
     assert config.data.cache_dir == os.path.abspath("123")
+    monkeypatch.setenv("HOME", "/home/me")
+    assert new_run(["hydra.run.dir='~/my run'"]).directory == Path("/home/me/my run")
     monkeypatch.setenv("NMT_CACHE", "")
     assert taken() is None
     assert "data.cache_dir=" in capsys.readouterr().err
@@ -119,15 +122,13 @@ def test_the_environment_says_where_the_cache_is(
         ("search=greedy search.beam_size=3", "search.beam_size: not a key of the chosen search"),
         ("experiment=multi30k_en_de_best search=greedy search.beam_size=3", "search.beam_size: unknown key"),
         ("training=3", "training=3: is a section; set its values one by one: training.KEY=VALUE"),
-        ("search.length_penalty=1.0", "not one of none, average, gnmt; its exponent is search.alpha"),
-        ("logger.interval=3", "interval: a key within a list, which has no keys"),
+        ("search.length_penalty=1.0", "not one of none, average, gnmt"),
         ("device=gpu", "device=gpu: not one of auto, cpu, cuda, mps"),
         ("data.train=x", "not a key of the chosen data; available with data=files"),
         ("encoder.hidden=1000000000", "encoder.hidden=1000000000: input should be less than or equal to 16384"),
         ("seed=${x}", "seed: Interpolation key 'x' not found"),
         ("seed", "seed: expected KEY=VALUE or GROUP=CHOICE"),
         (".", ".: expected KEY=VALUE or GROUP=CHOICE; write run=."),
-        ("/dev/null", "/dev/null: expected KEY=VALUE or GROUP=CHOICE; to read this file, write < /dev/null"),
         ("seed =3", "write no spaces around ="),
         ("data.train=a^b", "data.train=a^b: cannot be parsed (token recognition error at: '^'); write no spaces"),
         ("--verison", "--verison; did you mean '--version'"),
@@ -142,10 +143,11 @@ def test_the_environment_says_where_the_cache_is(
         ("++hydra.output_subdir=.", "hydra.output_subdir=.: of Hydra's keys, nmt-train takes only"),
         ("hydra/job_logging=default", "hydra/job_logging=default: of Hydra's keys, nmt-train takes only"),
         ("hydra.run.dri=x", "did you mean 'hydra.run.dir'?"),
-        ("hydra.run.dir=~nouser/x", "~nouser/x: there is no user nouser"),
+        ("hydra.run.dir=~nouser/x", "~nouser/x: there is no such home directory"),
         (f"run={'a' * 300}", "File name too long"),
         ("training={max_epoch:3}", "training.max_epoch: unknown key; did you mean 'training.max_epochs'"),
-        ("attention=null", "attention=null: choose one of bahdanau, "),
+        ("attention=null", "Config group override must be a string or a list"),
+        ("tokenizer=sides tokenizer.vocab_size=500", "did you mean 'tokenizer.source.vocab_size' or 'tokenizer.target"),
     ],
 )
 def test_what_would_change_nothing_is_refused(
@@ -169,31 +171,9 @@ def own(kind: str, name: str, text: str) -> list[str]:
     return ["--config-dir=cfg", f"{kind}={name}"]
 
 
-def test_a_file_with_the_name_of_ours_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert taken(*own("attention", "bahdanau", "kind: none\n")) is None
-    assert (
-        "/cfg/attention/bahdanau.yaml: has the name of a choice of nmt, which would be used" in capsys.readouterr().err
-    )
-    assert taken("attention=none", "--config-dir=cfg") is not None  # the file is not chosen
-
-
 def test_a_recipe_without_its_first_line_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert taken(*own("experiment", "mine", "encoder: {layers: 2}\n")) is None
-    assert "the first line of a recipe's file must be: # @package _global_" in capsys.readouterr().err
-
-
-def test_a_recipe_can_set_the_thresholds_of_the_size() -> None:
-    for language in ("en", "de"):
-        Path(f"corpus.{language}").write_text("a b\n" * 20)
-    recipe = own("experiment", "mine", "# @package _global_\nsize: {thresholds: {base: 10}}\n")
-    config = taken(*recipe, "data=files", "data.train=corpus", "data.validation=corpus")
-    assert config is not None
-    assert config.encoder.hidden == 256
-
-
-def test_a_home_directory_is_expanded_in_quotes_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert start.new_run(["hydra.run.dir='~/my run'"]).directory == tmp_path / "home" / "my run"
+    assert "a recipe's file must begin with: # @package _global_" in capsys.readouterr().err
 
 
 ODD = ["", "null", "true", "-1", "7", "0.1", "1e400", "9" * 5000, "[1,2]", "[a", "{a:1}", "{kind:none}", "${seed}"]
@@ -209,7 +189,7 @@ def test_any_value_of_any_key_is_used_or_refused(seed: int) -> None:
         key, value = draw.choice(keys), draw.choice(ODD)
         word = f"{draw.choice(('', '', '', '+', '++'))}{key}={value}"
         try:
-            config, _ = compose("train", TrainConfig, ["size=small", word])
+            config = compose("train", TrainConfig, ["size=small", word])
         except UserError:
             continue
         wanted = OverridesParser.create().parse_override(word).value()
@@ -220,33 +200,29 @@ def test_any_value_of_any_key_is_used_or_refused(seed: int) -> None:
 
 def test_composition_leaves_no_state_behind() -> None:
     HydraConfig.instance().cfg = None
-    first, choices = compose("train", TrainConfig, ["seed=7", "attention=luong_dot"])
-    assert (first.seed, choices["attention"], choices["size"]) == (7, "luong_dot", "demo")
-    assert compose("train", TrainConfig, [])[0].seed == 1
+    first = new_run(["seed=7", "attention=luong_dot"])
+    assert (first.config.seed, first.choices["attention"], first.choices["size"]) == (7, "luong_dot", "demo")
+    assert compose("train", TrainConfig, []).seed == 1
     assert not GlobalHydra.instance().is_initialized()
     assert not HydraConfig.initialized()
 
 
-def test_options_may_stand_anywhere() -> None:
+def test_options_may_stand_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
     options = parse_arguments("train", ["seed=1,2", "-m", "data=demo"])
     assert (options.multirun, options.overrides) == (True, ["seed=1,2", "data=demo"])
-
-
-def test_the_version_is_ours(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        app.run_command("train", lambda _: None, ["--version"])
+        run_command("train", lambda _: None, ["data=demo", "--version"])
     assert capsys.readouterr().out == f"nmt {version(DISTRIBUTION)} (Hydra {version('hydra-core')})\n"
 
 
 # size=auto: the size of the corpus chooses, unless the command line names a size.
 
 
-def composed(pairs: int, *given: str) -> tuple[TrainConfig, str]:
-    """Run nmt-train's composition for a corpus of `pairs` pairs. Returns the configuration and the recorded size."""
+def sized(pairs: int, *given: str) -> RunRequest:
+    """Compose nmt-train's configuration for a corpus of `pairs` pairs."""
     for language in ("en", "de"):
         Path(f"corpus.{language}").write_text("a\n" * pairs, encoding="utf-8")
-    run = start.new_run(["data=files", "data.train=corpus", "data.validation=corpus", *given])
-    return run.config, run.choices["size"]
+    return new_run(["data=files", "data.train=corpus", "data.validation=corpus", *given])
 
 
 @pytest.mark.parametrize("size", THRESHOLDS)
@@ -254,25 +230,20 @@ def test_the_corpus_chooses_the_size(monkeypatch: pytest.MonkeyPatch, size: str)
     least = THRESHOLDS[size]
     if least > 200_000:  # without writing a large file
         monkeypatch.setattr("nmt.data.corpus.count_pairs", lambda _: least)
-    config, chosen = composed(max(1, min(least, 200_000)))
-    asked, _ = composed(1, f"size={size}")
-    assert chosen == size
-    assert config == asked
+    request = sized(max(1, min(least, 200_000)))
+    assert request.choices["size"] == size
+    assert request.config == sized(1, f"size={size}").config
 
 
 def test_where_a_size_begins_is_a_value_like_others() -> None:
-    config, chosen = composed(5, "size.thresholds.base=5")
-    assert chosen == "base"
-    assert config == composed(5, "size=base")[0]
-
-
-@pytest.mark.parametrize(
-    ("word", "told"),
-    [
+    request = sized(5, "size.thresholds.base=5")
+    assert request.choices["size"] == "base"
+    assert request.config == sized(5, "size=base").config
+    option, recipe = own("experiment", "mine", "# @package _global_\nsize: {thresholds: {base: 5}}\n")
+    assert sized(5, *parse_arguments("train", [option, recipe]).overrides).config == request.config
+    for word, told in (
         ("size.thresholds.base=x", "size.thresholds.base=x: input should be a valid integer"),
         ("size.thresholds.small=9", "size.thresholds: no size begins at or below 5 training pairs; set one to 0"),
-    ],
-)
-def test_wrong_beginnings_are_told(word: str, told: str) -> None:
-    with pytest.raises(UserError, match=f"^{re.escape(told)}"):
-        composed(5, word)
+    ):
+        with pytest.raises(UserError, match=f"^{re.escape(told)}"):
+            sized(5, word)

@@ -5,10 +5,8 @@ import signal
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from forks import killed_after
@@ -19,42 +17,31 @@ COMMANDS = ("train", "evaluate", "translate", "compare", "export", "serve")
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def status_and_output(command: str, folder: Path, prepare: Callable[[], object] = bool) -> tuple[int, str]:
-    def work() -> int:
-        prepare()
-        getattr(entry, command)()
-        return 0
-
-    output = folder / "output"
-    return killed_after(work, 60, output), output.read_text()
-
-
-def interrupt(*_: Any) -> Any:  # noqa: ANN401
-    with suppress(BaseException):  # some libraries catch all exceptions around imports
-        os.kill(os.getpid(), signal.SIGINT)
-
-
 @pytest.mark.parametrize(
     ("command", "module", "given"),
     [
         ("train", "nmt.cli.train", []),
-        *((command, "nmt.cli.commands", []) for command in ("evaluate", "serve")),
-        ("serve", "nmt.serve.app", ["run=x"]),
+        ("evaluate", "nmt.cli.evaluate", []),
+        ("serve", "nmt.serve.server", ["run=x"]),
     ],
 )
 def test_ctrl_c_during_an_import_is_one_line(command: str, module: str, given: list[str], tmp_path: Path) -> None:
     class Finder:
         def find_spec(self, name: str, *_: object) -> None:
             if name == module:
-                interrupt()
+                with suppress(BaseException):  # some libraries catch all exceptions around imports
+                    os.kill(os.getpid(), signal.SIGINT)
 
-    def forget() -> None:
+    def work() -> int:
         sys.modules.pop(module, None)
         sys.meta_path.insert(0, Finder())  # type: ignore[arg-type]
         os.chdir(tmp_path)
         sys.argv = [f"nmt-{command}", *given]
+        getattr(entry, command)()
+        return 0
 
-    assert status_and_output(command, tmp_path, forget) == (130, f"nmt-{command}: interrupted\n")
+    assert killed_after(work, 60, tmp_path / "output") == 130
+    assert (tmp_path / "output").read_text() == f"nmt-{command}: interrupted\n"
 
 
 def start_python() -> None:

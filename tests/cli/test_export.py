@@ -1,13 +1,14 @@
 """nmt-export: an archive works wherever a run does, and contains no more of a corpus than the user asked for."""
 
 import json
+import re
 import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import TINY
-from forks import call
+from forks import call, error_of, worked
 from safetensors.torch import load
 
 from nmt.export import contents as module
@@ -25,8 +26,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Train a run on the demo corpus, `run`, and one on a private corpus, `private`, in one folder."""
     home = tmp_path_factory.mktemp("export")
     own = ["data.test_size=12", "data.max_length=200"]  # so that no pair is dropped
-    done = call("nmt-train", *TINY, "training.max_steps=6", "hydra.run.dir=run", *own, cwd=home)
-    assert done.returncode == 0, done.stderr.decode()
+    worked("nmt-train", *TINY, "training.max_steps=6", "hydra.run.dir=run", *own, cwd=home)
     (home / "secret folder").mkdir()
     verbs = [("sees", "sieht"), ("hears", "hört"), ("finds", "findet"), ("likes", "mag")]
     pairs = [(f"the {a} {v} the {b} .", f"das {a} {w} das {b} .") for a in SECRETS for v, w in verbs for b in SECRETS]
@@ -35,39 +35,18 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
             text = "".join(f"{pair[side]}\n" for pair in some)
             (home / "secret folder" / f"{split}.{suffix}").write_text(text)
     small = [value for value in TINY if not value.startswith(("data.", "tokenizer.vocab_size"))]
-    paths = [f"'data.{key}=secret folder/{name}'" for key, name in (("train", "train"), ("test", "test"))]
-    paths += ["'data.validation=secret folder/valid'"]
-    done = call(
-        "nmt-train",
-        *(path.strip("'") for path in paths),
-        "data=files",
-        *small,
-        "tokenizer.vocab_size=60",
-        "training.max_steps=4",
-        "hydra.run.dir=private",
-        cwd=home,
-    )
-    assert done.returncode == 0, done.stderr.decode()
+    corpus = {"train": "train", "validation": "valid", "test": "test"}
+    private = ["data=files", *(f"data.{key}=secret folder/{name}" for key, name in corpus.items()), *small]
+    private += ["tokenizer.vocab_size=60", "training.max_steps=4", "hydra.run.dir=private"]
+    worked("nmt-train", *private, cwd=home)
     return home
 
 
 @pytest.fixture(scope="module")
 def model(home: Path) -> Path:
-    done = call("nmt-export", "run=run", "output=model.nmt", "held_out=true", "license='CC | 4.0'", cwd=home)
-    assert done.returncode == 0, done.stderr.decode()
+    done = worked("nmt-export", "run=run", "output=model.nmt", "held_out=true", "license='CC | 4.0'", cwd=home)
     assert done.stdout.decode().startswith("archive: model.nmt (")
     return home / "model.nmt"
-
-
-@pytest.fixture
-def refused(home: Path):  # noqa: ANN201
-    def check(message: str, *command: str) -> None:
-        done = call(*command, cwd=home)
-        assert done.returncode == 2, done.stdout.decode()
-        (line,) = (line for line in done.stderr.decode().splitlines() if ": error: " in line)
-        assert message in line
-
-    return check
 
 
 def files(path: Path) -> dict[str, bytes]:
@@ -75,59 +54,37 @@ def files(path: Path) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
-def card(path: Path) -> str:
-    return files(path)["README.md"].decode()
-
-
 def test_an_archive_translates_as_its_run(model: Path, home: Path) -> None:
     text = "".join(f"{line}\n" for line in LINES).encode()
-    own = call("nmt-translate", "run=run", stdin=text, cwd=home)
-    packed = call("nmt-translate", "run=model.nmt", stdin=text, cwd=home)
-    assert (packed.returncode, packed.stdout) == (0, own.stdout), packed.stderr.decode()
-    assert len(own.stdout.splitlines()) == len(LINES)
-    both = call("nmt-translate", "run=[model.nmt,run]", stdin=text, cwd=home)
-    assert both.stdout == own.stdout
+    run, packed, both = (
+        worked("nmt-translate", f"run={given}", stdin=text, cwd=home).stdout
+        for given in ("run", "model.nmt", "[model.nmt,run]")
+    )
+    assert packed == run == both
+    assert len(run.splitlines()) == len(LINES)
 
 
-@pytest.mark.slow
-def test_an_archive_with_held_out_text_can_be_evaluated(model: Path, home: Path) -> None:
-    own = json.loads((home / "run" / "results.json").read_text())["test"]
-    before = model.read_bytes()
-    for output in ([], ["output=scores"]):
-        done = call("nmt-evaluate", "run=model.nmt", "threads=1", *output, cwd=home)
-        assert done.returncode == 0, done.stderr.decode()
-        printed = json.loads(done.stdout.decode().splitlines()[-1])
-        assert printed["run"] == "model.nmt"
-        assert {key: printed[key] for key in ("bleu", "chrf", "aer")} == {
-            key: own[key] for key in ("bleu", "chrf", "aer")
-        }
-    assert printed["output"] == "scores"
-    assert json.loads((home / "scores" / "evaluation.json").read_text())["members"] == [str(model)]
+@pytest.mark.parametrize("output", [[], pytest.param(["output=scores"], marks=pytest.mark.slow)])
+def test_an_archive_with_held_out_text_is_evaluated_but_never_written(
+    output: list[str], model: Path, home: Path
+) -> None:
+    own, before = json.loads((home / "run" / "results.json").read_text())["test"], model.read_bytes()
+    done = worked("nmt-evaluate", "run=model.nmt", "threads=1", *output, cwd=home)
+    printed = json.loads(done.stdout.splitlines()[-1])
+    assert printed["run"] == "model.nmt"
+    assert [printed[key] for key in ("bleu", "chrf", "aer")] == [own[key] for key in ("bleu", "chrf", "aer")]
+    assert printed["output"].startswith("scores" if output else "outputs/evaluate/")
+    written = home / printed["output"]
+    assert json.loads((written / "evaluation.json").read_text())["members"] == [str(model)]
+    assert (written / "results.json").is_file()
     assert model.read_bytes() == before
     folder = RunDirectory.existing(model).path
     assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == {*files(model)}
 
 
-def test_results_are_never_written_into_an_archive(model: Path, home: Path) -> None:
-    before = model.read_bytes()
-    done = call("nmt-evaluate", "run=model.nmt", cwd=home)
-    assert done.returncode == 0, done.stderr.decode()
-    folder = json.loads(done.stdout)["output"]
-    assert folder.startswith("outputs/evaluate/")
-    assert (home / folder / "results.json").is_file()
-    assert model.read_bytes() == before
-
-
 def test_results_of_the_best_checkpoint_are_not_those_of_the_last(home: Path) -> None:
-    done = call("nmt-export", "run=run", "output=last.nmt", "checkpoint=last", cwd=home)
-    assert done.returncode == 0, done.stderr.decode()
+    worked("nmt-export", "run=run", "output=last.nmt", "checkpoint=last", cwd=home)
     assert json.loads(files(home / "last.nmt")["results.json"]) == {}
-
-
-def test_an_archive_cannot_be_resumed(model: Path, refused) -> None:  # noqa: ANN001
-    refused(
-        "run=model.nmt: is a file; an archive cannot be resumed, but training.start_from=", "nmt-train", "run=model.nmt"
-    )
 
 
 def test_weights_of_16_bits_take_half_the_space_and_the_card_says_so(home: Path) -> None:
@@ -141,46 +98,46 @@ def test_weights_of_16_bits_take_half_the_space_and_the_card_says_so(home: Path)
     assert [said in packed["README.md"].decode() for packed in (whole, half)] == [False, True]
 
 
-def test_an_existing_file_stays_unless_told(home: Path, refused) -> None:  # noqa: ANN001
+def test_an_existing_file_stays_unless_told(home: Path) -> None:
     (home / "precious").write_text("thesis")
-    refused(
-        "output=precious: exists; name another file, or set overwrite=true", "nmt-export", "run=run", "output=precious"
-    )
+    given = ["nmt-export", "run=run", "output=precious"]
+    assert "output=precious: exists; name another file, or set" in error_of(call(*given, cwd=home))
     assert (home / "precious").read_text() == "thesis"
-    done = call("nmt-export", "run=run", "output=precious", "overwrite=true", cwd=home)
-    assert done.returncode == 0, done.stderr.decode()
+    worked(*given, "overwrite=true", cwd=home)
     assert zipfile.is_zipfile(home / "precious")
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "results.json", "tokenizer.model", "checkpoints/best.safetensors"])
-def test_no_output_replaces_a_runs_own_files(name: str, home: Path, refused) -> None:  # noqa: ANN001
+def test_no_output_replaces_a_runs_own_files(name: str, home: Path) -> None:
     before = (home / "run" / name).read_bytes()
-    refused(f"output=run/{name}: lies among the run", "nmt-export", "run=run", f"output=run/{name}", "overwrite=true")
-    refused(f"alignments=run/{name}: lies among the run", "nmt-translate", "run=run", f"alignments=run/{name}")
+    for command, key, *more in (("nmt-export", "output", "overwrite=true"), ("nmt-translate", "alignments")):
+        done = call(command, "run=run", f"{key}=run/{name}", *more, cwd=home)
+        assert f"{key}=run/{name}: lies among the run" in error_of(done)
     assert (home / "run" / name).read_bytes() == before
 
 
 @pytest.mark.slow
-def test_mistakes_are_one_line(model: Path, home: Path, refused) -> None:  # noqa: ANN001
-    export = ("nmt-export", "run=run")
-    refused("output=private: is a folder; name a file", *export, "output=private")
-    refused("output=model.nmt/x: cannot be written", *export, "output=model.nmt/x")
-    refused("needs to be one model, as an archive holds one", "nmt-export", "run=[run,private]", "output=x")
-    refused(
-        "checkpoint=last: model.nmt is an archive, which has one checkpoint",
-        *export[:1],
-        "run=model.nmt",
-        "output=x",
-        "checkpoint=last",
-    )
-    refused("output: missing", *export)
-    refused("sentence= : has no translation", *export, "output=x", "sentence=' '")
-    refused("shortlist=auto: model.nmt has no table", "nmt-translate", "run=model.nmt", "shortlist=auto")
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("export run=run output=private", "output=private: is a folder; name a file"),
+        ("export run=run output=model.nmt/x", "output=model.nmt/x: cannot be written"),
+        ("export run=[run,private] output=x", "needs to be one model, as an archive holds one"),
+        ("export run=model.nmt output=x checkpoint=last", "checkpoint=last: model.nmt is an archive, which has one"),
+        ("export run=run", "output: missing"),
+        ("export run=run output=x sentence=' '", "sentence= : has no translation"),
+        ("translate run=model.nmt shortlist=auto", "shortlist=auto: model.nmt has no table"),
+        ("train run=model.nmt", "run=model.nmt: is a file; an archive cannot be resumed, but training.start_from="),
+    ],
+)
+def test_mistakes_are_one_line(command: str, message: str, model: Path, home: Path) -> None:
+    name, *words = re.split(" (?=[a-z])", command)
+    assert message in error_of(call(f"nmt-{name}", *words, cwd=home))
     assert not (home / "x").exists()
 
 
 def test_the_card_says_what_the_model_is(model: Path, home: Path) -> None:
-    text, own = card(model), json.loads((home / "run" / "results.json").read_text())["test"]
+    text, own = files(model)["README.md"].decode(), json.loads((home / "run" / "results.json").read_text())["test"]
     run = RunDirectory(home / "run")
     for part in (
         "# Translation from en to fr",
@@ -201,10 +158,16 @@ def test_the_card_says_what_the_model_is(model: Path, home: Path) -> None:
     assert files(model)["attention-1.png"].startswith(b"\x89PNG")
 
 
-def test_a_private_corpus_leaves_no_text_and_no_path(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    labels: list[list[str]] = []
+@pytest.fixture
+def labels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the list of tokens that label the pictures of cards, in the order in which they are drawn."""
+    drawn: list[str] = []
     draw = module.draw_alignment
-    monkeypatch.setattr(module, "draw_alignment", lambda w, s, t: labels.append([*s, *t]) or draw(w, s, t))
+    monkeypatch.setattr(module, "draw_alignment", lambda w, s, t: drawn.extend([*s, *t]) or draw(w, s, t))
+    return drawn
+
+
+def test_a_private_corpus_leaves_no_text_and_no_path(home: Path, labels: list[str]) -> None:
     packed = contents(RunDirectory(home / "private"), "model.nmt")
     assert set(packed) == {
         *("README.md", "config.yaml", "manifest.json", "results.json", "tokenizer.model"),
@@ -215,29 +178,20 @@ def test_a_private_corpus_leaves_no_text_and_no_path(home: Path, monkeypatch: py
     for name, text in readable.items():
         for secret in [*SECRETS, "secret folder", str(home), "platform"]:
             assert secret not in text, (name, secret)
-    assert all(label.isdigit() for label in labels[0])
+    assert labels
+    assert all(label.isdigit() for label in labels)
+    assert "a sentence of the validation set" in readable["README.md"]
     assert "The tokens are numbered" in readable["README.md"]
     assert "| Training corpus | text files: 108 sentence pairs" in readable["README.md"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("given", "names", "note"),
-    [
-        ({"sentences": ["the okapi ."]}, "a sentence that was chosen for this card", False),
-        ({}, "a sentence of the validation set", True),
-    ],
-)
-def test_the_picture_has_words_only_if_asked_for(
-    given: dict, names: str, note: bool, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    labels: list[str] = []
-    draw = module.draw_alignment
-    monkeypatch.setattr(module, "draw_alignment", lambda w, s, t: labels.extend([*s, *t]) or draw(w, s, t))
-    text = contents(RunDirectory(home / "private"), "model.nmt", **given)["README.md"].decode()
-    assert names in text
-    assert ("tokens are numbered" in text) == note
-    assert any(label == "</s>" for label in labels) != note
+def test_the_picture_has_words_if_asked_for(home: Path, labels: list[str]) -> None:
+    packed = contents(RunDirectory(home / "private"), "model.nmt", sentences=["the okapi ."])
+    text = packed["README.md"].decode()
+    assert "a sentence that was chosen for this card" in text
+    assert "tokens are numbered" not in text
+    assert "</s>" in labels
 
 
 def test_values_of_this_machine_are_left_out(home: Path) -> None:
@@ -251,17 +205,14 @@ def test_values_of_this_machine_are_left_out(home: Path) -> None:
     changed = dict.fromkeys(("data", "training"), 0)
     assert {**shared, **changed} == {**values, **changed}
     record = {"run": "/home/me/secret/run", "step": 3, "system": "s"}
-    start = {
-        "overrides": [
-            "data.train=/home/me/t",
-            "hydra.run.dir=/x",
-            "training={start_from: /home/me/x}",
-            "run=/home/me/secret",
-            "seed=2",
-        ],
-        "platform": "P",
-        "start_from": record,
-    }
+    overrides = [
+        "data.train=/home/me/t",
+        "hydra.run.dir=/x",
+        "training={start_from: /home/me/x}",
+        "run=/home",
+        "seed=2",
+    ]
+    start = {"overrides": overrides, "platform": "P", "start_from": record}
     manifest = {"starts": [{**start, "machine": {"precision": "bf16"}}, {"machine": {"precision": "fp32"}}], "other": 1}
     (kept,) = shared_manifest(manifest)["starts"]
     assert kept == {

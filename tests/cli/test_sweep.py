@@ -22,11 +22,11 @@ from omegaconf import OmegaConf
 
 from nmt.cli import train
 from nmt.cli.compose import composed
-from nmt.cli.optuna_sweeper import OptunaSweeper
-from nmt.cli.sweep import _prepare, job_name
+from nmt.cli.sweep import _set_up
 from nmt.compare.entry import planned_jobs
-from nmt.config.compose import config_dir
+from nmt.compare.jobs import job_name
 from nmt.config.errors import UserError
+from nmt.config.validation import config_dir
 from nmt.system.files import read_lines
 
 NMT_TRAIN = Path(sys.executable).parent / "nmt-train"
@@ -40,6 +40,22 @@ def sweep(folder: Path, *overrides: str, status: int = 0) -> subprocess.Complete
     assert done.returncode == status, done.stderr
     assert "Traceback" not in done.stderr
     return done
+
+
+def begun(folder: Path, until: str, *overrides: str) -> int:
+    """Start a sweep in another process, and wait until it has written a file. Returns the process id."""
+
+    def work() -> int:
+        os.chdir(folder)
+        sys.argv = ["nmt-train", "-m", *SHORT, "hydra.sweep.dir=sweep", *overrides]
+        train.main()
+        return 0
+
+    process = forked(work, folder / "output")
+    while not (folder / "sweep" / until).exists():
+        assert os.waitpid(process, os.WNOHANG) == (0, 0), (folder / "output").read_text()
+        time.sleep(0.02)
+    return process
 
 
 def table(folder: Path) -> list[dict[str, Any]]:
@@ -96,17 +112,16 @@ def test_failed_jobs_are_recorded_and_the_others_go_on_and_are_compared(
         ("attention-none_hidden-32", "finished"),
         ("attention-none_hidden-48", "finished"),
     ]
-    errors = [line for line in done.stderr.splitlines() if ": error: " in line]
-    assert len(errors) == 1
-    assert "attention-luong_dot_hidden-48: attention.score.kind=dot needs states" in errors[0]
+    (error,) = [line for line in done.stderr.splitlines() if ": error: " in line]
+    assert "attention-luong_dot_hidden-48: attention.score.kind=dot needs states" in error
     recorded = (folder / "sweep" / "attention-luong_dot_hidden-48" / "error.txt").read_text()
     assert recorded.startswith("attention.score.kind=dot needs")
+    assert "Traceback (most recent call last)" in recorded
     assert {row["job"]: row["values"] for row in table(folder)} == {
         f"attention-{kind}_hidden-{size}": f"attention={kind} decoder.hidden={size}"
         for kind in ("luong_dot", "none")
         for size in (32, 48)
     }
-    assert "Traceback (most recent call last)" in recorded
     assert len(compared(folder)) == 3
     assert planned_jobs(folder / "sweep") == 4
     assert "job 4 of 4" in done.stderr
@@ -127,20 +142,10 @@ def test_a_killed_sweep_ends_like_one_that_was_not_and_can_grow(tmp_path: Path) 
     whole.mkdir()
     killed.mkdir()
     sweep(whole, *given, "seed=1,2,3")
-
-    def work() -> int:
-        os.chdir(killed)
-        sys.argv = ["nmt-train", "-m", *SHORT, "hydra.sweep.dir=sweep", *given, "seed=1,2,3"]
-        train.main()
-        return 0
-
-    process = forked(work, tmp_path / "output")
-    first, second = (killed / "sweep" / f"seed-{seed}" / "checkpoints" / "last.pt" for seed in (1, 2))
-    while not second.exists():
-        assert os.waitpid(process, os.WNOHANG) == (0, 0), (tmp_path / "output").read_text()
-        time.sleep(0.02)
+    process = begun(killed, "seed-2/checkpoints/last.pt", *given, "seed=1,2,3")
     os.kill(process, signal.SIGKILL)
     assert ended(process) == -signal.SIGKILL
+    first = killed / "sweep" / "seed-1" / "checkpoints" / "last.pt"
     before = first.stat()
     done = sweep(killed, *given, "seed=1,2,3")
     assert done.stderr.count("already finished: skipped") == 1
@@ -163,35 +168,19 @@ def test_a_killed_sweep_ends_like_one_that_was_not_and_can_grow(tmp_path: Path) 
     assert len(compared(killed)) == 4
 
 
-def test_a_sweep_without_a_possible_job_is_refused(tmp_path: Path) -> None:
-    done = sweep(tmp_path, "attention=none", "training.guided_alignment=1,2", "seed=1,2", status=2)
-    message = "training.guided_alignment=1.0 needs an attention, but attention.kind=none; set it to 0"
-    assert done.stderr.splitlines()[-1] == f"nmt-train: error: {message}"
-    assert not (tmp_path / "sweep").exists()
-
-
-def test_jobs_are_checked_with_the_search_path(tmp_path: Path) -> None:
-    (tmp_path / "own" / "experiment").mkdir(parents=True)
-    (tmp_path / "own" / "experiment" / "mine.yaml").write_text("# @package _global_\ntraining: {guided_alignment: 1}\n")
-    given = [f"hydra.searchpath=[{tmp_path}/own]", "experiment=mine", "attention=none", "seed=1,2"]
-    assert "training.guided_alignment=1.0 needs an attention" in sweep(tmp_path, *given, status=2).stderr
-
-
 def test_one_possible_job_is_enough(tmp_path: Path) -> None:
     words = ["attention=none,bahdanau", "training.guided_alignment=1", "seed=1,2", f"hydra.sweep.dir={tmp_path}/sweep"]
-    given = _prepare(composed("train", [word for word in words if "," not in word]), tmp_path / "sweep", words)
+    given = _set_up(composed("train", [word for word in words if "," not in word]), tmp_path / "sweep", words)
     assert given == [*words[:3], *given[3:]]
     assert (tmp_path / "sweep").is_dir()
 
 
-@pytest.mark.parametrize("name", ["multirun.yaml"])
-def test_a_directory_that_holds_anything_else_is_left_alone(name: str, tmp_path: Path) -> None:
+def test_a_directory_that_holds_anything_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "sweep").mkdir()
-    (tmp_path / "sweep" / name).write_text("hydra:\n  callbacks: {}\n")
+    (tmp_path / "sweep" / "multirun.yaml").write_text("hydra: {}\n")
     done = sweep(tmp_path, "seed=1,2", status=2)
     assert done.stderr == "nmt-train: error: sweep: is not empty and not a sweep; choose another hydra.sweep.dir\n"
-    (kept,) = (tmp_path / "sweep").iterdir()
-    assert kept.read_text() == "hydra:\n  callbacks: {}\n"
+    assert [file.read_text() for file in (tmp_path / "sweep").iterdir()] == ["hydra: {}\n"]
 
 
 ALONE = ["hydra/launcher=parallel", "hydra.launcher.n_jobs=1"]  # with one job, joblib runs it in the sweep's process
@@ -207,21 +196,11 @@ def test_a_signal_ends_the_sweep_and_tells_how_to_go_on(
     if launcher:
         pytest.importorskip("joblib")
     given = ["training.max_steps=4000", "training.max_epochs=4000", "seed=1,2", "threads=1", *launcher]
-
-    def work() -> int:
-        os.chdir(tmp_path)
-        sys.argv = ["nmt-train", "-m", *SHORT, "hydra.sweep.dir=sweep", *given]
-        train.main()
-        return 0
-
-    output = tmp_path / "output"
-    process = forked(work, output)
-    while not (tmp_path / "sweep" / "seed-1" / "checkpoints" / "last.pt").exists():
-        assert os.waitpid(process, os.WNOHANG) == (0, 0), output.read_text()
-        time.sleep(0.02)
+    process = begun(tmp_path, "seed-1/checkpoints/last.pt", *given)
     os.kill(process, number)
     assert ended(process) == 128 + number
-    assert "to resume the sweep, run the same command with hydra.sweep.dir=sweep" in output.read_text()
+    told = (tmp_path / "output").read_text()
+    assert "to resume the sweep, run the same command with hydra.sweep.dir=sweep" in told
     assert not (tmp_path / "sweep" / "seed-2").exists()
 
 
@@ -286,13 +265,9 @@ def test_optuna_searches_prunes_and_goes_on_where_it_was_killed(tmp_path: Path) 
     whole.mkdir()
     killed.mkdir()
     sweep(whole, *SEARCH, "hydra.sweeper.n_trials=5")
-    command = [NMT_TRAIN, "-m", *SHORT, "hydra.sweep.dir=sweep", *SEARCH, "hydra.sweeper.n_trials=3"]
-    process = subprocess.Popen(command, cwd=killed, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while not (killed / "sweep" / "1" / "checkpoints" / "last.pt").exists():
-        assert process.poll() is None
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process = begun(killed, "1/checkpoints/last.pt", *SEARCH, "hydra.sweeper.n_trials=3")
+    os.kill(process, signal.SIGKILL)
+    assert ended(process) == -signal.SIGKILL
     done = sweep(killed, *SEARCH, "hydra.sweeper.n_trials=5")
     rows = table(killed)
     assert [row["job"] for row in rows] == ["0", "1", "2", "3", "4"]
@@ -309,8 +284,10 @@ def test_optuna_searches_prunes_and_goes_on_where_it_was_killed(tmp_path: Path) 
     assert title.startswith("validation: ")
 
 
-def searching(folder: Path, scores: list[float], monitor: str = "bleu", n_trials: int = 4) -> OptunaSweeper:
+def searching(folder: Path, scores: list[float], monitor: str = "bleu", n_trials: int = 4) -> Any:  # noqa: ANN401
     """Return a sweeper whose launcher appends to `scores` the score of each job, which is its learning rate."""
+
+    from nmt.cli.optuna_sweeper import OptunaSweeper
 
     class Launcher:
         def launch(self, jobs: list[list[str]], first: int) -> list[JobReturn]:
@@ -342,21 +319,6 @@ def test_a_search_keeps_the_best_trial(
     assert f"best trial: {scores.index(kept)}, validation {monitor} {kept:.4f}" in caplog.text
 
 
-def test_a_search_is_checked_before_it_is_stored(tmp_path: Path) -> None:
-    pytest.importorskip("optuna")
-    search = ["-m", "hydra/sweeper=optuna", "hydra.sweep.dir=search"]
-    mistakes = {
-        "optimizer.lr=interval(0.001,0.01)": "seed=abc",
-        "optimizer.lrr=interval(0.001,0.01)": "optimizer.lrr: unk",
-    }
-    for space, message in mistakes.items():
-        done = call_text("nmt-train", *search, space, "seed=abc", cwd=tmp_path)
-        assert done.returncode == 2
-        (line,) = done.stderr.splitlines()
-        assert line.startswith(f"nmt-train: error: {message}")
-    assert not (tmp_path / "search").exists()
-
-
 def test_a_search_goes_on_after_half_a_line_and_only_one_process_searches(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     scores: list[float] = []
@@ -373,81 +335,43 @@ def test_a_search_goes_on_after_half_a_line_and_only_one_process_searches(tmp_pa
     assert len(scores) == 6
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("hydra.sweeper.n_trials=0", "hydra.sweeper.n_trials=0: input should be greater than 0"),
-        ("hydra.sweeper.sampler=tpa", "hydra.sweeper.sampler=tpa: not one of tpe, random; did you mean 'tpe'?"),
-        ("optimizer.lr=tag(lgo,interval(0.1,0.2))", "the only tag is log, for an interval"),
-    ],
-)
-def test_a_search_that_makes_no_sense_is_one_line(override: str, message: str, tmp_path: Path) -> None:
-    pytest.importorskip("optuna")
-    done = sweep(tmp_path, "hydra/sweeper=optuna", override, status=2)
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("nmt-train: error: ")
-    assert message in line
+SEARCHING, SWEEPING = ["-m", "hydra/sweeper=optuna"], "# @package _global_\nhydra: {sweeper: {params: {seed: '1,2'}}}\n"
+# Arguments -> message. `varied` is a recipe with values of a sweep; `weighted` is refused without attention.
+REFUSED: list[tuple[list[str], str]] = [
+    (["-m", "experiment=attention_study,cells"], "experiment: this recipe varies attention, seed; use it for a sweep"),
+    (["experiment=varied"], "experiment: this recipe varies seed; use it for a sweep of its own, with -m, or for a"),
+    (["-m", "++hydra.run.dir=x", "seed=1,2"], "hydra.run.dir=x: sets the directory of a single run; that of a sweep"),
+    (["-m", "run=r", "seed=1,2"], "run=r: resumes a single run, but this starts a new one"),
+    (["--dry-run", "++hydra.sweep.dir=x"], "hydra.sweep.dir=x: is for a sweep; add -m"),
+    (["hydra/launcher=parallel"], "hydra/launcher=parallel: is for a sweep; add -m"),
+    (["-m", "hydra/launcher=slurm", "hydra.launcher.partitoin=x"], "did you mean 'hydra.launcher.partition'?"),
+    (["-m", "hydra/launcher=paralel", "seed=1,2"], "submitit_slurm; did you mean 'parallel'?"),
+    (["-m", "hydra.sweeper.n_trials=3"], "not a key of the chosen hydra.sweeper; available with hydra/sweeper=optuna"),
+    (["-m", "optimizer.lr=interval(0.1,0.2)"], "interval(a,b) is for a search: add hydra/sweeper=optuna"),
+    (["-m", "attention=none", "experiment=weighted", "seed=1,2"], "guided_alignment=1.0 needs an attention"),
+    (SEARCHING, "hydra/sweeper=optuna: nothing to search; give a key several values or an interval(a,b)"),
+    ([*SEARCHING, "optimizer.lr=interval(0.001,0.01)", "seed=abc"], "seed=abc: input should be a valid integer"),
+    ([*SEARCHING, "optimizer.lrr=interval(0.001,0.01)"], "optimizer.lrr: unknown key"),
+    ([*SEARCHING, "seed=1,2", "hydra.sweeper.n_trials=0"], "hydra.sweeper.n_trials=0: input should be greater than 0"),
+    ([*SEARCHING, "seed=1,2", "hydra.sweeper.sampler=tpa"], "sampler=tpa: not one of tpe, random; did you mean 'tpe'?"),
+    ([*SEARCHING, "optimizer.lr=tag(lgo,interval(0.1,0.2))"], "the only tag is log, for an interval"),
+]
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (
-            ["-m", "experiment=attention_study,cells"],
-            "experiment: this recipe varies attention, seed; use it for a sweep of its own",
-        ),
-        (
-            ["-m", "seed=1,2", "hydra.run.dir=x"],
-            "hydra.run.dir=x: sets the directory of a single run; that of a sweep is hydra.sweep.dir",
-        ),
-        (["-m", "optimizer.lr=interval(0.1,0.2)"], "interval(a,b) is for a search: add hydra/sweeper=optuna"),
-        (["hydra/launcher=parallel"], "hydra/launcher=parallel: is for a sweep; add -m"),
-        (
-            ["-m", "hydra/launcher=slurm", "hydra.launcher.partitoin=x"],
-            "unknown key; did you mean 'hydra.launcher.partition'?",
-        ),
-        (
-            ["-m", "hydra.sweeper.n_trials=3"],
-            "not a key of the chosen hydra.sweeper; available with hydra/sweeper=optuna",
-        ),
-        (
-            ["-m", "hydra/launcher=paralel", "seed=1,2"],
-            "parallel, slurm, slurm_local, basic, joblib, submitit_local, submitit_slurm; did you mean 'parallel'?",
-        ),
-    ],
-)
-def test_what_would_be_ignored_is_refused(given: list[str], message: str, tmp_path: Path) -> None:
-    done = call_text("nmt-train", *given, cwd=tmp_path)
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert message in line
-    assert not list(tmp_path.rglob("config.yaml"))
-
-
-SWEEPING = "# @package _global_\nhydra:\n  sweeper:\n    params: {seed: '1,2'}\n"
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (
-            ["experiment=varied"],
-            "experiment: this recipe varies seed; use it for a sweep of its own, with -m, or for a",
-        ),
-        (["-m", "run=r", "seed=1,2"], "run=r: resumes a single run, but this starts a new one"),
-        (["-m", "++hydra.run.dir=x", "seed=1,2"], "hydra.run.dir=x: sets the directory of a single run"),
-        (["--dry-run", "++hydra.sweep.dir=x"], "hydra.sweep.dir=x: is for a sweep; add -m"),
-    ],
-)
-def test_no_value_of_a_sweep_is_dropped(given: list[str], message: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("given", "message"), REFUSED, ids=[" ".join(given) for given, _ in REFUSED])
+def test_what_would_be_ignored_or_fail_in_every_job_is_refused(given: list[str], message: str, tmp_path: Path) -> None:
+    if "hydra/sweeper=optuna" in given:
+        pytest.importorskip("optuna")
     (tmp_path / "cfg" / "experiment").mkdir(parents=True)
-    mode = "  mode: MULTIRUN\n" if "-m" in given else ""
-    (tmp_path / "cfg" / "experiment" / "varied.yaml").write_text(SWEEPING + mode)
+    (tmp_path / "cfg" / "experiment" / "varied.yaml").write_text(SWEEPING)
+    weighted = "# @package _global_\ntraining: {guided_alignment: 1}\n"
+    (tmp_path / "cfg" / "experiment" / "weighted.yaml").write_text(weighted)
     done = call_text("nmt-train", "--config-dir=cfg", *given, cwd=tmp_path)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert line.startswith(f"nmt-train: error: {message}")
+    assert line.startswith("nmt-train: error: ")
+    assert message in line
+    assert not [*tmp_path.rglob("config.yaml"), *tmp_path.rglob("optuna.journal")]
 
 
 PAPERS = [f"papers/{path.stem}" for path in sorted((config_dir() / "experiment" / "papers").glob("*.yaml"))]

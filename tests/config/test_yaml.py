@@ -10,8 +10,8 @@ from conftest import values_of
 from pydantic import BaseModel
 
 from nmt.config import schema
-from nmt.config.compose import config_dir, flatten, validated
 from nmt.config.schema.base import fields, members
+from nmt.config.validation import config_dir, flatten, validated
 
 pytestmark = pytest.mark.no_cover  # hundreds of slow compositions cover no further lines
 
@@ -61,10 +61,17 @@ def keys(model: type[BaseModel], values: dict[str, Any], prefix: str = "") -> se
     return found
 
 
+def complete(command: str, given: list[str]) -> dict[str, Any]:
+    """Assert that the composed values are valid and have all keys of the schema, and return them."""
+    values = values_of(command, given)
+    validated(COMMANDS[command], values)
+    assert {key for key, _ in flatten(values)} == keys(COMMANDS[command], values)
+    return values
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_yaml_keys_and_schema_fields_are_the_same_set(command: str) -> None:
-    values = values_of(command, REQUIRED[command])
-    assert {key for key, _ in flatten(values)} == keys(COMMANDS[command], values)
+    complete(command, REQUIRED[command])
 
 
 def in_turn(all_of: list[str], *others: list[str]) -> list[tuple[str, ...]]:
@@ -81,17 +88,28 @@ def test_every_choice_of_a_group_holds_all_its_keys(chosen: tuple[str, ...]) -> 
     picked["encoder"] = picked["decoder"]
     if picked["search"] == "as_trained":  # a choice of the other commands only
         picked["search"] = "sampling"
-    values = values_of("train", overrides(**picked))
-    config = validated(schema.TrainConfig, values)
-    assert config.encoder.self_attention.kind == picked["encoder/self_attention"]
-    assert {key for key, _ in flatten(values)} == keys(schema.TrainConfig, values)
+    values = complete("train", overrides(**picked))
+    assert values["encoder"]["self_attention"]["kind"] == picked["encoder/self_attention"]
+
+
+PARTS = ("score", "window", "normalizer", "alignment", "coverage", "projection")
+# Choice -> its kind, where the names differ.
+VARIANTS = {"first_order_monotonic": "first_order", "posterior_exact": "posterior"}
 
 
 @pytest.mark.parametrize("attention", choices("attention"))
 def test_every_preset_holds_all_its_keys(attention: str) -> None:
-    values = values_of("train", [f"attention={attention}"])
-    validated(schema.TrainConfig, values)
-    assert {key for key, _ in flatten(values)} == keys(schema.TrainConfig, values)
+    complete("train", [f"attention={attention}"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("part", "choice"), [(part, choice) for part in PARTS for choice in choices(f"attention/{part}")]
+)
+def test_every_part_of_an_attention_holds_all_its_keys(part: str, choice: str) -> None:
+    past = ["decoder.input_feeding=true"] if part == "alignment" else []
+    values = complete("train", [f"attention/{part}={choice}", *past])
+    assert values["attention"][part]["kind"] == VARIANTS.get(choice, choice)
 
 
 def test_a_part_takes_the_place_of_a_presets() -> None:
@@ -103,35 +121,12 @@ def test_a_part_takes_the_place_of_a_presets() -> None:
         assert values["attention"] == {key: value for key, value in plain["attention"].items() if key != part}
 
 
-PARTS = ("score", "window", "normalizer", "alignment", "coverage", "projection")
-# Choice -> its kind, where the names differ.
-VARIANTS = {"first_order_monotonic": "first_order", "posterior_exact": "posterior"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("part", "choice"), [(part, choice) for part in PARTS for choice in choices(f"attention/{part}")]
-)
-def test_every_part_of_an_attention_holds_all_its_keys(part: str, choice: str) -> None:
-    past = ["decoder.input_feeding=true"] if part == "alignment" else []
-    values = values_of("train", [f"attention/{part}={choice}", *past])
-    validated(schema.TrainConfig, values)
-    assert values["attention"][part]["kind"] == VARIANTS.get(choice, choice)
-    assert {key for key, _ in flatten(values)} == keys(schema.TrainConfig, values)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("experiment", "attention"), in_turn(choices("experiment"), choices("attention")))
 def test_experiments_take_every_attention(experiment: str, attention: str) -> None:
     values = values_of("train", overrides(experiment=experiment, attention=attention))
     config = validated(schema.TrainConfig, values)
     assert (config.attention.kind == "none") == (attention == "none")
-
-
-def test_a_value_of_the_command_line_wins_over_a_preset() -> None:
-    values = values_of("train", ["attention=bahdanau", "decoder.attend=after", "encoder.hidden=7", "data=demo"])
-    assert values["decoder"]["attend"] == "after"
-    assert values["encoder"]["hidden"] == 7
 
 
 def test_a_group_of_the_command_line_wins_over_a_preset() -> None:
@@ -157,48 +152,42 @@ def test_a_preset_sets_the_attention_alone(attention: str) -> None:
     assert shared(attention) == shared("bahdanau")
 
 
+PRESETS = {  # name -> score, window, normalizer and alignment
+    "bahdanau": "additive global softmax expected",
+    "gnmt": "normed_additive global softmax expected",
+    "luong_concat": "concat global softmax expected",
+    "luong_location": "location global softmax expected",
+    "luong_local_m": "general local_m softmax expected",
+    "luong_local_p": "general local_p softmax expected",
+    "ntm_cosine": "cosine global softmax expected",
+    "chorowski": "location_aware global softmax expected",
+    "sparsemax": "general global sparsemax expected",
+    "entmax": "general global entmax15 expected",
+    "hard": "additive global softmax sampled",
+    "gumbel": "additive global softmax straight_through",
+    "monotonic": "normed_additive global monotonic expected",
+    "mocha": "normed_additive global mocha expected",
+    "linear_chain": "general global linear_chain expected",
+    "fertility": "general global fertility expected",
+    "gaussian_mixture": "gaussian_mixture global softmax expected",
+}
+
+
 def test_presets_are_what_their_papers_say() -> None:
     systems = {
         name: validated(schema.TrainConfig, values_of("train", [f"attention={name}"])) for name in choices("attention")
     }
-    assert systems["bahdanau"].decoder.attend == "before"
-    for luong in choices("attention"):
-        if luong.startswith("luong"):
-            assert systems[luong].decoder.attend == "after"
-            assert systems[luong].decoder.input_feeding
-    assert systems["nematus"].decoder.attend == "between"
+    for name, kinds in PRESETS.items():
+        attention: Any = systems[name].attention
+        parts = (attention.score, attention.window, attention.normalizer, attention.alignment)
+        assert [part.kind for part in parts] == kinds.split(), name
+    timing = {name: (system.decoder.attend, system.decoder.input_feeding) for name, system in systems.items()}
+    assert (timing["bahdanau"][0], timing["nematus"][0]) == ("before", "between")
+    assert {timing[name] for name in systems if name.startswith("luong")} == {("after", True)}
     gnmt = systems["gnmt"]
-    assert (gnmt.decoder.attend, gnmt.decoder.input_feeding, gnmt.encoder.bidirectional) == (
-        "first_layer",
-        False,
-        "first",
-    )
+    assert (*timing["gnmt"], gnmt.encoder.bidirectional) == ("first_layer", False, "first")
     for network in (gnmt.encoder, gnmt.decoder):
         assert (network.cell, network.layers, network.residual) == ("lstm", 4, 3)
-    parts = {
-        "gnmt": ("normed_additive", "global", "softmax"),
-        "luong_concat": ("concat", "global", "softmax"),
-        "luong_location": ("location", "global", "softmax"),
-        "luong_local_m": ("general", "local_m", "softmax"),
-        "luong_local_p": ("general", "local_p", "softmax"),
-        "ntm_cosine": ("cosine", "global", "softmax"),
-        "chorowski": ("location_aware", "global", "softmax"),
-        "sparsemax": ("general", "global", "sparsemax"),
-        "entmax": ("general", "global", "entmax15"),
-        "hard": ("additive", "global", "softmax"),
-        "gumbel": ("additive", "global", "softmax"),
-        "monotonic": ("normed_additive", "global", "monotonic"),
-        "mocha": ("normed_additive", "global", "mocha"),
-        "linear_chain": ("general", "global", "linear_chain"),
-        "fertility": ("general", "global", "fertility"),
-        "gaussian_mixture": ("gaussian_mixture", "global", "softmax"),
-    }
-    for name, kinds in parts.items():
-        attention = systems[name].attention
-        assert attention.kind == "attention"
-        assert (attention.score.kind, attention.window.kind, attention.normalizer.kind) == kinds
-    for name, alignment in {"hard": "sampled", "gumbel": "straight_through", "bahdanau": "expected"}.items():
-        assert systems[name].attention.alignment.kind == alignment  # type: ignore[union-attr]
     assert systems["mocha"].decoder == systems["monotonic"].decoder
     assert systems["fertility"].decoder == systems["sparsemax"].decoder
     assert systems["coverage"].attention.coverage.kind == "linear"  # type: ignore[union-attr]
@@ -214,17 +203,10 @@ def paper(name: str, attention: str, *recipes: str, **chosen: str) -> schema.Tra
     return validated(schema.TrainConfig, values_of("train", given))
 
 
-@pytest.mark.parametrize(
-    ("name", "attention", "readout"),
-    [
-        ("bahdanau_2015_figure_2", "none", "maxout"),
-        ("bahdanau_2015_figure_2", "bahdanau", "maxout"),
-        ("luong_2015_table_4", "luong_dot", "attentional"),
-        ("deng_2018_table_1", "marginal", "attentional"),
-    ],
-)
-def test_the_experiment_of_a_paper_has_the_papers_readout(name: str, attention: str, readout: str) -> None:
-    assert paper(name, attention).decoder.readout == readout
+def test_the_experiment_of_a_paper_has_the_papers_readout() -> None:
+    assert paper("bahdanau_2015_figure_2", "bahdanau").decoder.readout == "maxout"
+    assert paper("luong_2015_table_4", "luong_dot").decoder.readout == "attentional"
+    assert paper("deng_2018_table_1", "marginal").decoder.readout == "attentional"
 
 
 @pytest.mark.slow

@@ -65,7 +65,7 @@ def corpus(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("missing", r"/missing\.en: no such file"),
+        ("missing", r"^data\.train: .*/missing\.en: no such file"),
         ("t.tsv", r"^data\.train=.*t\.tsv: no such table$"),
         ("corpus.en", r"without the language: PREFIX, so that PREFIX\.en is the source"),
         ("", r"^data\.train=/.*: is a folder, .*give the prefix of its files"),

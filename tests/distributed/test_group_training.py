@@ -16,7 +16,7 @@ from conftest import TINY, run_config
 from fitting import before_update, metrics
 from forks import ended, forked_group
 
-from nmt.cli.app import attempt, log_to_stream, report
+from nmt.cli.run_command import attempt, log_to_stream, report
 from nmt.config.errors import UserError
 from nmt.config.schema import data as schema
 from nmt.data.batching import Batches

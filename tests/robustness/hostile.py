@@ -120,11 +120,8 @@ def _first(header: dict[str, Any]) -> dict[str, Any]:
 
 # The same for best.safetensors, the parameters that translate.
 WEIGHT_ATTACKS: dict[str, Callable[[Path, State], object]] = {
-    "pickle": ATTACKS["pickle"],
-    "pickle saved by torch": ATTACKS["pickle saved by torch"],
+    **{name: ATTACKS[name] for name in ("pickle", "pickle saved by torch", "nothing", "half a file")},
     "torch's format": lambda path, state: torch.save(state, path),
-    "nothing": ATTACKS["nothing"],
-    "half a file": ATTACKS["half a file"],
     "a header beyond the file": lambda path, state: path.write_bytes(struct.pack("<Q", 2**60) + b'{"a": 1}'),
     "deep nesting": lambda path, state: path.write_bytes(struct.pack("<Q", 10**5) + b"[" * 10**5),
     "no metadata": lambda path, state: _with_header(path, lambda header: header.pop("__metadata__")),

@@ -11,8 +11,8 @@ from conftest import TINY, values_of
 from forks import Work, ended, forked, killed_after
 from kills import counting, curves, differing, killed_at, outcome
 
-from nmt.config.compose import validated
 from nmt.config.schema import TrainConfig
+from nmt.config.validation import validated
 
 pytestmark = [pytest.mark.slow, pytest.mark.system]  # tests/training has fast tests of interruptions within one process
 # A run with validations, checkpoints between them, a schedule that has a state, dropout and sampled segmentations.
@@ -33,9 +33,8 @@ class Scene(NamedTuple):
 
 def scene(folder: Path) -> Scene:
     folder.mkdir()
-    config = validated(
-        TrainConfig, values_of("train", [*RECIPE, f"data.cache_dir={folder / 'cache'}"])
-    ).with_absolute_paths()
+    values = values_of("train", [*RECIPE, f"data.cache_dir={folder / 'cache'}"])
+    config = validated(TrainConfig, values).with_absolute_paths()
 
     def work() -> int:
         from nmt.training.job import train

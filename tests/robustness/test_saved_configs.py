@@ -9,8 +9,8 @@ import pytest
 from conftest import values_of
 
 from nmt.config import schema
-from nmt.config.compose import flatten, validated, with_values
 from nmt.config.errors import UserError
+from nmt.config.validation import flatten, validated
 from nmt.system.run import load_values
 
 WRONG: list[Any] = [
@@ -51,17 +51,20 @@ def test_a_hostile_file_is_refused_in_one_line(name: str, tmp_path: Path, monkey
     assert [file.name for file in tmp_path.iterdir()] == ["config.yaml"]
 
 
+def changed(values: dict[str, Any], key: str, value: object) -> dict[str, Any]:
+    """Return a copy of nested values with another value for a dotted key."""
+    name, _, rest = key.partition(".")
+    return {**values, name: changed(values.get(name, {}), rest, value) if rest else value}
+
+
 @pytest.mark.parametrize("count", [400, pytest.param(30_000, marks=pytest.mark.slow)])
 def test_damaged_values_are_refused_in_a_line_each(count: int, values: dict[str, Any]) -> None:
     """Replaces random values by wrong ones: each is either used as it is, or refused with its key."""
-    rng, keys = (
-        random.Random(count),
-        [*dict(flatten(values)), *(key for key in values if isinstance(values[key], dict))],
-    )
-    taken = 0
+    keys = [*dict(flatten(values)), *(key for key in values if isinstance(values[key], dict))]
+    rng, taken = random.Random(count), 0
     for _ in range(count):
         key, value = rng.choice(keys), rng.choice(WRONG)
-        damaged = with_values(values, {key: copy.deepcopy(value)})
+        damaged = changed(values, key, copy.deepcopy(value))
         try:
             config = validated(schema.TrainConfig, damaged)
         except UserError as error:
@@ -70,7 +73,7 @@ def test_damaged_values_are_refused_in_a_line_each(count: int, values: dict[str,
             assert any(key.partition(".")[0] in line for line in lines), (key, value, lines)
             continue
         taken += 1
-        given = dict(flatten(with_values({}, {key: value})))
+        given = dict(flatten(changed({}, key, value)))
         now = dict(flatten(config.model_dump(mode="json")))
         # A single name may become a list or a pair of languages, and a number a name, also within a list.
         read = [str(value), *([each] * n for each in (value, str(value)) for n in (1, 2))]

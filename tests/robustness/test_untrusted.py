@@ -19,8 +19,8 @@ from hostile import ATTACKS, MARK, WEIGHT_ATTACKS, State
 from nmt import Translator
 from nmt.compare.report import write_comparison
 from nmt.config import schema
-from nmt.config.compose import validated
 from nmt.config.errors import UserError
+from nmt.config.validation import validated
 from nmt.data.prepare import prepare
 from nmt.data.tokenizer import Tokenizer
 from nmt.model.checkpoints import read_checkpoint
@@ -130,25 +130,16 @@ def compare(run: Path) -> str:
     return write_comparison([str(run)], Path("compared"), examples=1, sentences=[], **RESAMPLING)
 
 
-RECORDS = {
-    "deep nesting": '{"a":' + "[" * 10_000 + "]" * 10_000 + "}",
-    "a list": "[]",
-}
-
-
-@pytest.mark.parametrize("name", RECORDS)
-def test_a_manifest_that_is_none_is_told(name: str, run: Path) -> None:
-    (run / "manifest.json").write_text(RECORDS[name])
+@pytest.mark.parametrize("content", ['{"a":' + "[" * 10_000 + "]" * 10_000 + "}", "[]"], ids=["deep nesting", "list"])
+def test_a_manifest_that_is_none_is_told(content: str, run: Path) -> None:
+    (run / "manifest.json").write_text(content)
     for use in (resume, compare):
         refused(lambda use=use: use(run), "manifest.json|damaged")
 
 
 def test_more_bytes_than_a_record_may_have_are_not_read(run: Path) -> None:
-    for name, use in (
-        ("manifest.json", resume),
-        ("config.yaml", Translator.load),
-        ("tokenizer.model", Translator.load),
-    ):
+    uses = {"manifest.json": resume, "config.yaml": Translator.load, "tokenizer.model": Translator.load}
+    for name, use in uses.items():
         kept = (run / name).read_bytes()
         os.truncate(run / name, 2**40)  # a sparse file, which takes no space
         refused(lambda use=use: use(run), "has 1,099,511,627,776 bytes, more than the limit")

@@ -25,7 +25,7 @@ def test_a_larger_vocabulary_adds_the_flops_of_its_rows(positions: int) -> None:
     A sum over 4 source positions has as many readouts for each target token, and weighs their products.
     """
     top = ["attention=marginal", "attention.alignment.top_k=4", "attention.alignment.min_share=0"]
-    config, _ = compose("train", TrainConfig, [*TINY, *(top if positions > 1 else [])])
+    config = compose("train", TrainConfig, [*TINY, *(top if positions > 1 else [])])
     sentences = torch.randint(4, 20, (2, 6))
     batch = Batch(np.arange(2), sentences, torch.tensor([6, 6]), sentences, sentences, target_tokens=12)
     small, large = (build_model(config, size, size, (0, 0)) for size in (20, 50))
@@ -53,7 +53,7 @@ def test_a_run_records_its_utilisation_and_where_its_time_went(tmp_path: Path, m
     monkeypatch.setattr(utilisation, "product_rate", lambda _: 1e9)
     words = [*TINY, "training.max_steps=10", f"data.cache_dir={tmp_path}"]
     run = nmt.train(*words, directory=tmp_path / "run")
-    config, _ = compose("train", TrainConfig, words)
+    config = compose("train", TrainConfig, words)
     with Job.join(config, tmp_path / "other") as job:
         ideal = utilisation.ideal_seconds(set_up(job).trainer, tmp_path)
     lines = [line for line in run.history if "train/utilisation" in line]

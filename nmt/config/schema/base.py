@@ -6,12 +6,11 @@ exhausts the memory or overflows float32.
 
 import re
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, NamedTuple, Self, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from nmt.config.errors import CONTROL, format_value
 
@@ -32,19 +31,9 @@ Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[float, Field(gt=0.0, le=1e6)]
 NonNegative = Annotated[float, Field(ge=0.0, le=1e6)]
-AtLeastOne = Annotated[float, Field(ge=1.0, le=1e6)]
-Temperature = Annotated[float, Field(ge=1e-4, le=1e4)]  # energies divided by a smaller temperature overflow
-Epsilon = Annotated[float, Field(ge=1e-30, le=1.0)]  # added to a divisor; a smaller value can become 0 in float32
 
 Count = Annotated[int, Field(gt=0, le=2**31 - 1)]  # number of steps, tokens or sentences; fits an int32
 CountOrZero = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Units = Annotated[int, Field(gt=0, le=2**14)]  # width of a layer; 16384 units need gigabytes of recurrent weights
-Layers = Annotated[int, Field(gt=0, le=100)]
-Positions = Annotated[int, Field(gt=0, le=100_000)]  # number of source positions
-Device = Literal["auto", "cpu", "cuda", "mps"]
-Processes = Annotated[int, Field(gt=0, le=1024)]
-Threads = Annotated[int, Field(gt=0, le=1024)]  # torch crashes with 100,000 threads
-Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 
 def _refuse_control_characters(text: str) -> str:
@@ -65,28 +54,7 @@ one_as_list = BeforeValidator(lambda value: [value] if isinstance(value, str | i
 Names = Annotated[list[Name], one_as_list]
 PathName = Annotated[Name, Meaning.PATH]
 Paths = Annotated[list[PathName], Field(min_length=1), one_as_list]
-# The models of nmt-serve: each is a run, a list of runs that form an ensemble, or a folder with several runs below it.
-Models = Annotated[list[Paths], Field(min_length=1), one_as_list]
-
-
-# For a wrong value of a union, pydantic reports one error per type. These validators run before it and report only one.
-def _refuse_unless_layer(value: object) -> object:
-    if isinstance(value, bool) or (type(value) is int and 2 <= value <= 100):  # noqa: PLR2004
-        return value
-    raise PydanticCustomError("first_layer", "Input should be true, false or the number of a layer from 2 to 100")
-
-
-def _refuse_unless_directions(value: object) -> object:
-    if isinstance(value, bool) or value == "first":
-        return value
-    raise PydanticKnownError("literal_error", {"expected": "true, false or 'first'"})
-
-
-# The lowest layer, counted from 1, with a residual connection. true is layer 2, false no layer.
-FirstLayer = Annotated[bool | Annotated[int, Field(ge=2, le=100)], BeforeValidator(_refuse_unless_layer)]
 BY_KIND = Field(discriminator="kind")  # `kind` chooses the section of a union
-# Whether all layers read in both directions (true), none (false), or only the first layer ("first").
-Bidirectional = Annotated[bool | Literal["first"], BeforeValidator(_refuse_unless_directions)]
 
 
 class Conflict:
@@ -130,6 +98,7 @@ class _Term(NamedTuple):
     operand: str = ""
 
     def holds_in(self, section: "Section") -> bool:
+        """Return whether the term is true of the section: never if its key does not exist, always for a KEY alone."""
         value = _value(section, self.key)
         if value is _MISSING or not self.operator:
             return value is not _MISSING
@@ -149,6 +118,7 @@ def _value(section: Any, key: str) -> object:  # noqa: ANN401
 
 
 def _shown(section: Any, key: str) -> str:  # noqa: ANN401
+    """Write KEY=VALUE for a message; for an attribute such as score.reads_keys, the kind of its section instead."""
     parent, _, name = key.rpartition(".")
     owner: Any = _value(section, parent) if parent else section
     if name not in owner.model_fields_set:
@@ -207,27 +177,13 @@ def means(annotation: Any, *meanings: Meaning) -> bool:  # noqa: ANN401
     return any(part in meanings or means(part, *meanings) for part in get_args(annotation))
 
 
-def keys_with(schema: Any, *meanings: Meaning) -> set[str]:  # noqa: ANN401
-    """Return the dotted keys, such as "data.train", whose fields have one of the meanings."""
-    return {key for key, annotation in _leaves(schema) if means(annotation, *meanings)}
-
-
-def with_paths(annotation: Any, value: Any, change: Callable[[str], str]) -> Any:  # noqa: ANN401
-    """Return a copy of plain values, typed by the annotation, with `change` applied to every path in them."""
-    if isinstance(value, Mapping):
-        sections = fields(annotation, value)
-        return {key: with_paths(sections.get(key), part, change) for key, part in value.items()}
-    if isinstance(value, list):
-        return [with_paths(element(annotation), part, change) for part in value]
-    return change(value) if isinstance(value, str) and means(annotation, Meaning.PATH) else value
-
-
-def _leaves(schema: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:  # noqa: ANN401
-    """Yield the dotted key and annotation of each value of a section and its subsections, for all kinds of a union."""
+def keys_with(schema: Any, *meanings: Meaning, prefix: str = "") -> set[str]:  # noqa: ANN401
+    """Return the dotted keys, such as "data.train", whose fields have one of the meanings, for all kinds of a union."""
+    keys = set()
     for model in members(schema).values():
-        for name, field in model.model_fields.items():
-            annotation = field.rebuild_annotation()
+        for name, annotation in fields(model, {}).items():
             if members(annotation):
-                yield from _leaves(annotation, f"{prefix}{name}.")
-            else:
-                yield f"{prefix}{name}", annotation
+                keys |= keys_with(annotation, *meanings, prefix=f"{prefix}{name}.")
+            elif means(annotation, *meanings):
+                keys.add(f"{prefix}{name}")
+    return keys

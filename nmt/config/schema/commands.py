@@ -1,28 +1,27 @@
 """The configurations of the six commands, made of the sections of the other modules in this folder."""
 
+import os
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
-from nmt.config.errors import absolute_path
+from nmt.config.errors import CONTROL, UserError, format_value, user_path
 from nmt.config.schema.base import (
     Conflict,
     Count,
     CountOrZero,
-    Device,
     Meaning,
-    Models,
     Name,
     Names,
     PathName,
     Paths,
-    Processes,
     Section,
-    Seed,
-    Threads,
+    element,
+    fields,
     keys_with,
+    means,
     one_as_list,
-    with_paths,
 )
 from nmt.config.schema.data import Data, TokenizerConfig
 from nmt.config.schema.model import Model, Size
@@ -39,6 +38,10 @@ from nmt.config.schema.training import (
 )
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
+Device = Literal["auto", "cpu", "cuda", "mps"]
+Processes = Annotated[int, Field(gt=0, le=1024)]
+Threads = Annotated[int, Field(gt=0, le=1024)]  # torch crashes with 100,000 threads
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Metrics = Annotated[Names, Field(min_length=1)]  # keys of nmt.evaluate.metrics.METRICS
 
 
@@ -113,6 +116,27 @@ class TrainConfig(Model, Machine):
     )
 
 
+def absolute_path(path: str) -> str:
+    """Return the path from the root. Raises UserError if the working directory's name is not UTF-8 text."""
+    absolute = os.path.abspath(user_path(path))
+    if CONTROL.search(absolute):
+        raise UserError(
+            f"{format_value(absolute)}: holds control characters or bytes that are not UTF-8, which a configuration "
+            "cannot hold; rename the folder, or start the command in another one (in a UTF-8 locale)"
+        )
+    return absolute
+
+
+def with_paths(annotation: Any, value: Any, change: Callable[[str], str]) -> Any:  # noqa: ANN401
+    """Return a copy of plain values, typed by the annotation, with `change` applied to every path in them."""
+    if isinstance(value, Mapping):
+        sections = fields(annotation, value)
+        return {key: with_paths(sections.get(key), part, change) for key, part in value.items()}
+    if isinstance(value, list):
+        return [with_paths(element(annotation), part, change) for part in value]
+    return change(value) if isinstance(value, str) and means(annotation, Meaning.PATH) else value
+
+
 PATH_KEYS = keys_with(TrainConfig, Meaning.PATH) - {"run"}
 NO_EFFECT_KEYS = keys_with(TrainConfig, Meaning.NO_EFFECT)
 LENGTH_KEYS = keys_with(TrainConfig, Meaning.LENGTH)
@@ -185,6 +209,8 @@ class TranslateConfig(SavedRunCommand):
     )
 
 
+# The models of nmt-serve: each is a run, a list of runs that form an ensemble, or a folder with several runs below it.
+Models = Annotated[list[Paths], Field(min_length=1), one_as_list]
 Port = Annotated[int, Field(ge=0, le=65_535)]
 Seconds = Annotated[float, Field(gt=0.0, le=86_400.0)]
 

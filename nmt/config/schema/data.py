@@ -7,7 +7,6 @@ from pydantic_core import PydanticCustomError
 
 from nmt.config.schema.base import (
     BY_KIND,
-    AtLeastOne,
     Conflict,
     Count,
     Fraction,
@@ -22,6 +21,9 @@ DemoSize = Annotated[int, Field(gt=0, le=500)]  # sentence pairs for validation 
 Parts = Annotated[list[PathName], Field(min_length=1), one_as_list]  # files of a split: paths, prefixes or patterns
 Column = Name  # a column of a table, by the name in its header or by its number
 VocabularySize = Annotated[int, Field(ge=6, le=1_000_000)]  # at least 4 special symbols, a space and a character
+
+
+AtLeastOne = Annotated[float, Field(ge=1.0, le=1e6)]
 
 
 class Preparation(Section):

@@ -8,25 +8,25 @@ import math
 import warnings
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from nmt.config.schema.base import (
     BY_KIND,
-    Bidirectional,
     Conflict,
     CountOrZero,
-    FirstLayer,
     Fraction,
-    Layers,
     NonNegative,
-    Positions,
     Positive,
     Probability,
     Section,
-    Temperature,
-    Units,
 )
 from nmt.config.schema.data import VocabularySize
+
+Units = Annotated[int, Field(gt=0, le=2**14)]  # width of a layer; 16384 units need gigabytes of recurrent weights
+Layers = Annotated[int, Field(gt=0, le=100)]
+Positions = Annotated[int, Field(gt=0, le=100_000)]  # number of source positions
+Temperature = Annotated[float, Field(ge=1e-4, le=1e4)]  # energies divided by a smaller temperature overflow
 
 
 class AnyScore(Section):
@@ -367,6 +367,24 @@ class EncoderSelfAttention(Section):
 
 SelfAttention = Annotated[NoSelfAttention | EncoderSelfAttention, BY_KIND]
 
+
+# For a wrong value of a union, pydantic reports one error per type. These validators run before it and report only one.
+def _refuse_unless_layer(value: object) -> object:
+    if isinstance(value, bool) or (type(value) is int and 2 <= value <= 100):  # noqa: PLR2004
+        return value
+    raise PydanticCustomError("first_layer", "Input should be true, false or the number of a layer from 2 to 100")
+
+
+def _refuse_unless_directions(value: object) -> object:
+    if isinstance(value, bool) or value == "first":
+        return value
+    raise PydanticKnownError("literal_error", {"expected": "true, false or 'first'"})
+
+
+# The lowest layer, counted from 1, with a residual connection. true is layer 2, false no layer.
+FirstLayer = Annotated[bool | Annotated[int, Field(ge=2, le=100)], BeforeValidator(_refuse_unless_layer)]
+# Whether all layers read in both directions (true), none (false), or only the first layer ("first").
+Bidirectional = Annotated[bool | Literal["first"], BeforeValidator(_refuse_unless_directions)]
 Cell = Literal["rnn", "gru", "lstm"]
 # The field Decoder.copy hides the deprecated method `copy` of pydantic's models.
 warnings.filterwarnings("ignore", message='Field name "copy" in "Decoder" shadows an attribute')

@@ -9,7 +9,6 @@ from nmt.config.schema.base import (
     Conflict,
     Count,
     CountOrZero,
-    Epsilon,
     Fraction,
     Meaning,
     Name,
@@ -21,6 +20,8 @@ from nmt.config.schema.base import (
     Section,
     one_as_list,
 )
+
+Epsilon = Annotated[float, Field(ge=1e-30, le=1.0)]  # added to a divisor; a smaller value can become 0 in float32
 
 
 class Likelihood(Section):
@@ -189,3 +190,13 @@ class MinimumBayesRisk(SearchLimits):
 
 
 Search = Annotated[Greedy | Beam | Sampling | MinimumBayesRisk, BY_KIND]
+
+
+class OptunaSettings(Section):
+    """The search for hyperparameters (configs/hydra/sweeper/optuna.yaml)."""
+
+    n_trials: Count
+    n_jobs: Count | None
+    sampler: Literal["tpe", "random"]
+    pruner: Literal["median", "halving", "none"]
+    startup_trials: CountOrZero

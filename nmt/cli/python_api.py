@@ -18,14 +18,13 @@ from typing import Any
 import tabulate
 import torch
 
-from nmt.cli.app import log_to_stream
-from nmt.cli.commands import compare, evaluate
-from nmt.cli.compose import compose
-from nmt.cli.start import new_run, resumed, resumes
+from nmt.cli.compose import compose, new_run, resumed_run
+from nmt.cli.evaluate import compare, evaluate
+from nmt.cli.run_command import log_to_stream
 from nmt.config import schema
-from nmt.config.errors import UserError, quoted, user_path
+from nmt.config.errors import UserError, override_values, quoted, user_path
 from nmt.evaluate.metrics import METRICS
-from nmt.system.distributed import Interrupted
+from nmt.system.distributed import Interrupted, ProcessGroup
 from nmt.system.run import FINISHED, RunDirectory, read_json
 from nmt.training.job import train_run
 from nmt.translate.translator import Translator
@@ -72,8 +71,8 @@ class Run:
         for key in ("run", "output", "processes"):
             if any(word.lstrip("+").startswith(f"{key}=") for word in overrides):
                 raise UserError(f"{key}=: only nmt-evaluate takes this key; a run scores itself in one process")
-        config, _ = compose("evaluate", schema.EvaluateConfig, [f"run={quoted(self.path)}", *overrides])
-        return Scores(evaluate(config))
+        words = [f"run={quoted(self.path)}", *overrides]
+        return Scores(evaluate(compose("evaluate", schema.EvaluateConfig, words), ProcessGroup()))
 
     def _repr_html_(self) -> str:
         rows = [
@@ -128,23 +127,23 @@ def train(*overrides: str, data: str | Mapping[str, object] | None = None, direc
     if not all(isinstance(word, str) for word in overrides):
         raise TypeError('each override is one string, as in train("attention=none", "seed=2")')
     words = [*_data_overrides(data), *overrides]
-    if resumes(words):
-        start = resumed(words)
+    if override_values(words).get("run") is not None:
+        request = resumed_run(words)
         if directory is not None:
-            raise UserError(f"run={start.directory} resumes a run in its own directory; leave directory out")
+            raise UserError(f"run={request.directory} resumes a run in its own directory; leave directory out")
     else:
-        start = new_run(words)
+        request = new_run(words)
         if directory is not None:
-            start = start._replace(directory=user_path(directory))
-    path = start.directory.absolute()
-    if start.config.processes != 1:
+            request = request._replace(directory=user_path(directory))
+    path = request.directory.absolute()
+    if request.config.processes != 1:
         raise UserError("processes=: several processes are for nmt-train; a program trains in one")
-    if start.is_complete({FINISHED}):
+    if request.is_complete(FINISHED):
         log.info("%s: already finished: skipped", path)
         return Run(path)
     threads = torch.get_num_threads()
     try:
-        run = train_run(start.config, path, start.overrides, start.choices)
+        run = train_run(request.config, path, request.overrides, request.choices)
     except Interrupted as stop:
         raise KeyboardInterrupt(f'stopped by {stop}; go on with nmt.train("run={path}")') from None
     finally:
@@ -165,8 +164,7 @@ def compare_runs(
     runs = [runs] if isinstance(runs, Run | str | Path) else runs
     paths = ",".join(quoted(run.path if isinstance(run, Run) else user_path(run)) for run in runs)
     words = [f"runs=[{paths}]", *([] if output is None else [f"output={quoted(output)}"]), *overrides]
-    config, _ = compose("compare", schema.CompareConfig, words)
-    return Comparison(compare(config)[1])
+    return Comparison(compare(compose("compare", schema.CompareConfig, words))[1])
 
 
 def _data_overrides(data: str | Mapping[str, object] | None) -> list[str]:
