@@ -307,7 +307,7 @@ def splits(config: schema.Data) -> Splits:
 
 def _splits(config: schema.Data) -> Splits:
     if isinstance(config, schema.DemoData):
-        test, validation = config.test_size, config.validation_size
+        test, validation = config.test_size, config.checks_size
         return {
             "train": [DemoPairs(test + validation, config.train_size)],
             "validation": [DemoPairs(test, validation)],
@@ -358,7 +358,7 @@ def _check_alignments(suffix: str, result: Splits) -> None:
 
 
 def _file_splits(config: schema.FilesData, tag: str = "") -> Splits:
-    names = {"train": config.train, "validation": config.validation, "test": config.test}
+    names = {"train": config.train, "validation": config.checks, "test": config.test}
     return {split: _sources(paths, config, f"data.{split}", tag) for split, paths in names.items() if paths}
 
 

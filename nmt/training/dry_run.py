@@ -135,7 +135,7 @@ def cost_report(setup: Setup, costs: Costs, peak: int, ideal: float) -> list[str
     """Write the lines that tell the user how much time and memory the run would take. ideal: see `ideal_seconds`."""
     trainer, splits, config = setup.trainer, setup.corpus.splits, setup.job.config
     epoch, total = len(trainer.batches.epoch(0)), trainer.total_steps
-    interval = config.validation.every * (1 if config.validation.unit == "steps" else epoch)
+    interval = config.checks.every * (1 if config.checks.unit == "steps" else epoch)
     validations = math.ceil(total / interval) + (config.training.start_from is not None)
     validation = len(splits["validation"]) * costs.pair
     seconds = costs.preparation + total * costs.update + validations * validation
@@ -149,7 +149,7 @@ def cost_report(setup: Setup, costs: Costs, peak: int, ideal: float) -> list[str
         f"utilisation: {costs.tokens * ideal / (costs.update * group.size):.0%} of the rate of a large matrix product",
         f"epoch: {duration(epoch * costs.update)} (updates: {epoch:,})",
         f"validation: {duration(validation)}",
-        f"run: {'at most ' if config.validation.patience else ''}{duration(seconds)} (updates: {total:,}, "
+        f"run: {'at most ' if config.checks.patience else ''}{duration(seconds)} (updates: {total:,}, "
         f"epochs: {total / epoch:.3g}, validations: {validations}, and the final evaluation)",
         "dry run: found no errors, and leaves nothing behind",
     ]

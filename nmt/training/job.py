@@ -132,7 +132,7 @@ def set_up(job: Job, overrides: Sequence[str] = (), choices: Mapping[str, str] |
     # These checks come before anything is written.
     group.everywhere(lambda: check_packages(config.logger))
     settings = group.everywhere(
-        lambda: score_settings(config.evaluation, config.data.target_lang, config.validation.monitor)
+        lambda: score_settings(config.evaluation, config.data.target_lang, config.checks.monitor)
     )
     group.on_main(lambda: run.claim(values))
     corpus = group.main_first(lambda: prepare(config.data, config.tokenizer))
@@ -197,7 +197,7 @@ def _build(
     batches = make_batches(corpus, "train", config, config.tokenizer.sampling_by_side)
     trainer = Trainer(config, model, objective, batches, machine, group)
     held_out, progress = make_batches(corpus, "validation", config), trainer.signals.check
-    validator = Validator(held_out, translator, settings, config.validation, progress)
+    validator = Validator(held_out, translator, settings, config.checks, progress)
     setup = Setup(job, corpus, settings, translator, trainer, validator)
     log.info(
         "model: %s parameters; %s in %s, threads: %d%s",
@@ -248,7 +248,7 @@ def fit(setup: Setup, journal: Journal, observer: Observer | None = None) -> boo
             run.update_json(run.manifest, values)
     if loop.stopping.best is None and loop.stopping.waited:
         raise UserError(
-            f"validation.monitor={config.validation.monitor}: no validation had a finite score, so there is no best "
+            f"validation.monitor={config.checks.monitor}: no validation had a finite score, so there is no best "
             "checkpoint; a smaller optimizer.lr may help"
         )
     return True
@@ -278,7 +278,7 @@ def _evaluate_split(setup: Setup, split: Split) -> None:
     )
     texts = split.source.lines(), split.target.lines()
     if group.is_main:
-        samples = pick_samples(translator, *texts, evaluation.translations, setup.job.config.validation)
+        samples = pick_samples(translator, *texts, evaluation.translations, setup.job.config.checks)
         save_figures(run.alignments / split.name, samples)
 
 

@@ -50,7 +50,7 @@ class TrainingLoop:
         self.ideal_seconds = ideal_seconds
         self.config, self.trainer, self.validator, self.run, self.journal = config, trainer, validator, run, journal
         self.observer = observer or (lambda *_: False)
-        self.stopping = EarlyStopping(config.validation.monitor, config.validation.patience)
+        self.stopping = EarlyStopping(config.checks.monitor, config.checks.patience)
         self.validated = 0  # step of the last validation
         self.logged_step = -1  # last step whose lines in the journal are complete; a resumed run removes later lines
         self.window = LogWindow()
@@ -152,7 +152,7 @@ class TrainingLoop:
             raise Pruned
 
     def _validation_due(self) -> bool:
-        validation, trainer = self.config.validation, self.trainer
+        validation, trainer = self.config.checks, self.trainer
         if self.validated == trainer.step:
             return False
         if self._finished():

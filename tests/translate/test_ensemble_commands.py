@@ -35,7 +35,7 @@ SIZES = ["data.train_size=400", "data.validation_size=8", "data.test_size=12", "
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     from conftest import TINY, values_of
 
-    from nmt.config.validation import validated
+    from nmt.config.checks import validated
 
     home = tmp_path_factory.mktemp("ensemble")
     for name, overrides in MEMBERS.items():
