@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nmt.compare.entry import Entry, HeldOut, count_sentences, read_run
+from nmt.config.checks import flatten
 from nmt.config.errors import UserError
 from nmt.config.schema.commands import NO_EFFECT_KEYS
-from nmt.config.validation import flatten
 from nmt.evaluate.metrics import METRICS, Counts, corpus_score
 from nmt.system.files import to_json, write_atomically
 from nmt.system.run import digest, start_choices

@@ -12,9 +12,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from nmt.config.checks import validated
 from nmt.config.errors import UserError, for_shell, format_value, printable, user_path
 from nmt.config.schema.commands import Evaluation
-from nmt.config.validation import validated
 from nmt.data.text import open_text, user_lines
 from nmt.data.word_alignment import alignment_error_rate, parse_pharaoh
 from nmt.evaluate.evaluation import score_settings

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from nmt.config.checks import flatten
 from nmt.config.errors import UserError
 from nmt.config.schema import commands as schema
-from nmt.config.validation import flatten
 from nmt.data.word_alignment import alignment_error_rate, parse_pharaoh
 from nmt.evaluate.metrics import (
     WITHOUT_TEXT,

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nmt.attention.attention import Steering
+from nmt.config.checks import config_dir, validated_union
 from nmt.config.schema import training as schema
-from nmt.config.validation import config_dir, validated_union
 from nmt.model.seq2seq import StateT, Step
 from nmt.translate.forbidden import Forbidden
 from nmt.translate.translation import Translation

@@ -21,10 +21,10 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
+from nmt.config.checks import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import training as schema
 from nmt.config.schema.commands import Loading
-from nmt.config.validation import validated
 from nmt.data.batching import collate
 from nmt.data.tokenizer import Tokenizers, copy_unknown, encode_lines
 from nmt.model.checkpoints import load_runs

@@ -21,8 +21,8 @@ from fake_cuda import CUDA, FakeCUDA, on_cuda, replace_libraries
 from torch import Tensor
 
 from nmt.config import schema
+from nmt.config.checks import validated
 from nmt.config.schema.training import SGD
-from nmt.config.validation import validated
 from nmt.data.batching import Batch, collate
 from nmt.model.build import build_model
 from nmt.model.output import Readout

@@ -9,8 +9,8 @@ from conftest import values_of
 from trained import copying  # noqa: F401
 
 from nmt import Translator
+from nmt.config.checks import validated
 from nmt.config.schema import TrainConfig
-from nmt.config.validation import validated
 from nmt.explain.explanation import explain
 from nmt.training.job import train
 

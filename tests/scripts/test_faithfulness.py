@@ -15,8 +15,8 @@ from conftest import script
 from torch import Tensor, nn
 from trained import blind, copying  # noqa: F401
 
+from nmt.config.checks import config_dir
 from nmt.config.schema import TrainConfig
-from nmt.config.validation import config_dir
 from nmt.explain import explanation
 from nmt.model.output import NEVER, OutputLayer, Readouts
 from nmt.system.run import RunDirectory, read_json

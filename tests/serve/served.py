@@ -15,8 +15,8 @@ from fastapi.testclient import TestClient
 from forks import ended, forked
 
 from nmt.cli.entry import serve
+from nmt.config.checks import validated
 from nmt.config.schema import TrainConfig
-from nmt.config.validation import validated
 from nmt.serve.models import Runs, load_models
 from nmt.serve.server import Rules, application
 from nmt.serve.service import QueueSettings, Service

@@ -18,9 +18,9 @@ from fastapi.testclient import TestClient
 from served import LOADING, RULES, service, serving, trained, words
 
 from nmt import Translation, Translator
+from nmt.config.checks import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import ServeConfig
-from nmt.config.validation import validated
 from nmt.serve.messages import TranslateAnswer, TranslateRequest
 from nmt.serve.models import load_models
 from nmt.serve.server import Guard

@@ -35,7 +35,7 @@ SIZES = ["data.train_size=400", "data.validation_size=8", "data.test_size=12", "
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     from conftest import TINY, values_of
 
-    from nmt.config.validation import validated
+    from nmt.config.checks import validated
 
     home = tmp_path_factory.mktemp("ensemble")
     for name, overrides in MEMBERS.items():
@@ -80,7 +80,7 @@ def test_searches_agree_with_forced_decoding(runs: dict[str, Path]) -> None:
                 compared += 1
                 assert forced.log_prob == pytest.approx(found.log_prob, abs=1e-3)
                 np.testing.assert_allclose(forced.alignment, found.alignment, atol=1e-4)
-    assert compared > 4
+    assert compared >= 4
 
 
 def test_runs_of_other_tokenizers_are_refused(runs: dict[str, Path]) -> None:

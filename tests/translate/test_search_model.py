@@ -8,8 +8,8 @@ from conftest import TINY, values_of
 from small_models import COMBINATIONS, LENGTHS, PAD, SOURCE, TARGET, V, attention, label, logits_of, model_of, prepared
 from torch import Tensor
 
+from nmt.config.checks import config_dir, validated
 from nmt.config.schema import TrainConfig
-from nmt.config.validation import config_dir, validated
 from nmt.model.build import build_model
 from nmt.model.seq2seq import Seq2Seq
 from nmt.ops.products import FloatWeight, pack

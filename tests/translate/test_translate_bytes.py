@@ -10,8 +10,8 @@ from conftest import TINY, values_of
 
 from nmt import Translator
 from nmt.cli import translate as command
+from nmt.config.checks import validated
 from nmt.config.schema import TrainConfig, TranslateConfig
-from nmt.config.validation import validated
 from nmt.training.job import train
 
 pytestmark = pytest.mark.system
