@@ -309,7 +309,7 @@ def splits(config: schema.Data) -> Splits:
 def _splits(config: schema.Data) -> Splits:
     """Return the sources of each split, without data.extra."""
     if isinstance(config, schema.DemoData):
-        test, validation = config.test_size, config.checks_size
+        test, validation = config.test_size, config.validation_size
         return {
             "train": [DemoPairs(test + validation, config.train_size)],
             "validation": [DemoPairs(test, validation)],
