@@ -217,7 +217,7 @@ class SearchEnsemble:
     """
 
     def __init__(self, members: Sequence[Any]) -> None:
-        """members: Seq2Seq models, or models prepared for search; both have the methods `encode` and `step`."""
+        """members: Seq2Seq models, or search models; both have the methods `encode` and `step`."""
         self.members = tuple(members)
 
     def encode(self, source: Tensor, lengths: Tensor, vocabulary: Tensor | None = None) -> EnsembleState:

@@ -118,7 +118,7 @@ def _time_validation(setup: Setup) -> float:
     length = int(split.target.lengths_of(pairs).max())
     lengths = {"min_length": length, "max_length": length, "max_ratio": length}
     translator.use_search(translator.settings.model_copy(update=lengths))
-    setup.validator(pairs)  # not timed, because it also packs the parameters for search
+    setup.validator(pairs)  # not timed, because it also makes the search model
     began = time.perf_counter()
     setup.validator(pairs)
     return (time.perf_counter() - began) / len(pairs)
