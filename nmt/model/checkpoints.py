@@ -23,7 +23,7 @@ from nmt.config.errors import UserError
 from nmt.data.tokenizer import Tokenizers
 from nmt.model.build import build_model, build_unfilled
 from nmt.model.seq2seq import Ensemble, Seq2Seq
-from nmt.system.files import raise_system_error, read_bytes, write_atomically
+from nmt.system.files import read_bytes, reraise_if_system_error, write_atomically
 from nmt.system.machine import is_out_of_memory
 from nmt.system.run import RunDirectory
 
@@ -49,7 +49,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     try:
         state = _from_safetensors(path) if path.suffix == Path(BEST).suffix else _from_torch(path)
     except Exception as error:  # a damaged file can raise nearly anything
-        raise_system_error(error)
+        reraise_if_system_error(error)
         if is_out_of_memory(error):
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), str(path)) from None
         raise ValueError(f"not a checkpoint ({error})") from None
