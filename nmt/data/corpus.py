@@ -148,7 +148,8 @@ class Table(Source):
         self, path: Path, columns: tuple[str, ...], header: bool = True, tag: str = "", pairs_only: bool = False
     ) -> None:
         """columns: names of the columns of source, target and possibly word alignment; header: as in `read_table`;
-        pairs_only: refuse rows with further columns."""
+        pairs_only: refuse rows with further columns
+        or a blank side."""
         self.path, self.name, self.columns, self.header, self.tag = path, str(path), columns, header, tag
         self.pairs_only = pairs_only
         self.has_alignments = len(columns) > 2  # noqa: PLR2004
@@ -246,13 +247,15 @@ def _pairs(rows: Iterable[reading.Row], columns: tuple[str, ...]) -> Iterator[Pa
 
 
 def _checked(row: reading.Row) -> reading.Row:
-    """Raise UserError unless a row has two columns: without a header, nothing says which of more are meant."""
+    """Raise UserError unless a row without header has two columns, and text in both."""
     location, cells = row
     if len(cells) != 2:  # noqa: PLR2004
         raise UserError(
             f"{location}: has {len(cells)} columns; which are the source and the target? Set data.source_column=1 "
             "data.target_column=2, for example"
         )
+    if empty := [column for column, text in cells.items() if reading.is_blank(text)]:
+        raise UserError(f"{location}: column {empty[0]} is empty; complete the pair or remove it")
     return row
 
 

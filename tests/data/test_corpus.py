@@ -146,6 +146,8 @@ def test_tables_without_a_header_have_numbered_columns(suffix: str, separator: s
     assert read(path, header=False) == [Pair("a", "b"), Pair("c", "d")]
     for broken, message in (
         ([["a", "b"], ["c", "d", "y"]], "line 2: has 3 columns, but line 1 has 2"),
+        ([["a", "b"], ["", "d"]], "line 2: column 1 is empty"),
+        ([["a", "b"], ["c", " "]], "line 2: column 2 is empty"),
         (rows, "line 1: has 3 columns; which are the source and the target? Set data.source_column=1 data.target"),
     ):
         write(*broken)
