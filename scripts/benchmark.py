@@ -28,10 +28,10 @@ from operations import operations
 
 from nmt.cli.compose import RunRequest, compose, new_run, without_size
 from nmt.cli.run_command import run_command
+from nmt.config.checks import config_dir
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.config.schema.training import Beam, Greedy, SearchLimits
-from nmt.config.validation import config_dir
 from nmt.data.batching import Batches, collate
 from nmt.data.prepare import prepare
 from nmt.data.prepared_corpus import PreparedCorpus

@@ -16,12 +16,9 @@ for the picture. A system without a score on every corpus is left out. With fewe
 tables have no tests.
 """
 
-import argparse
-import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean, stdev
@@ -29,26 +26,24 @@ from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
-from evidence import NOT_PACKED, OF_REFERENCE, SPLITS, differing, write_arrays, wrong_score
+import packing
 from matplotlib.figure import Figure
 from scipy import stats
 
 from nmt.compare.columns import p_value
 from nmt.compare.compare import SIGNIFICANT, group
-from nmt.compare.entry import Entry, HeldOut, count_sentences, read_run
+from nmt.compare.entry import Entry, HeldOut
 from nmt.compare.pictures import COLOURS, INK, MUTED, RULE, STYLE, Picture
 from nmt.config.errors import UserError
-from nmt.config.schema.commands import NO_EFFECT_KEYS, PATH_KEYS
-from nmt.config.validation import flatten
+from nmt.config.schema.commands import PATH_KEYS
 from nmt.evaluate.metrics import METRICS, Counts, corpus_score, sign_of
 from nmt.evaluate.significance import holm, letters
 from nmt.export.contents import shared_config, shared_manifest
 from nmt.system.files import folders_with, to_json, write_atomically
-from nmt.system.run import EVALUATION, FINISHED, RunDirectory, digest, load_values, read_json, start_choices
+from nmt.system.run import EVALUATION, FINISHED, RunDirectory, digest, load_values, read_json
 from nmt.system.text_table import Column, decimals, human_count, markdown
 from nmt.translate.similarity import Floats
 
-COMPARISON = "comparison"  # folder of the comparison, beside the files of the corpora
 PERMUTATIONS = 2**15  # signs of up to 15 differences are all enumerated; of more, so many are drawn
 ROUNDING = 9  # decimals of scores in ranks and differences: equal scores tie, whatever the order of their sums
 LEAST_SYSTEMS, LEAST_CORPORA = 3, 3
@@ -88,79 +83,59 @@ def pack(sweep: Path, folder: Path) -> int:
     held_out: dict[tuple[str, str], tuple[str, HeldOut]] = {}  # the first run of each corpus and split
     changed = set()
     for path in folders_with(sweep, "config.yaml", EVALUATION):
-        run, name = RunDirectory(path), "_".join(path.relative_to(sweep).parts) or path.name
+        run, name = RunDirectory(path), packing.name_of(path, sweep)
         if run.status() != FINISHED and not (path / EVALUATION).is_file():
             continue
         corpus, described = describe(run)
         packed = corpora.setdefault(corpus, {})
         if name in packed:
             continue
-        results = read_json(run.results)
-        counts: dict[str, Counts] = {}
-        for split in (split for split in SPLITS if split in results):
-            entry, texts = read_run(path, split)
+        results, counts = read_json(run.results), dict[str, Counts]()
+        for split, texts, of_split in packing.count_splits(path, results):
             first, others = held_out.setdefault((corpus, split), (name, texts))
             if (difference := others.difference(texts)) is not None:
                 raise UserError(f"{first} and {name}: {difference}")
-            counts |= {f"{split}/{metric}": rows for metric, rows in count_sentences(entry, texts).counts.items()}
-        kept = {
-            split: {key: value for key, value in scores.items() if key not in NOT_PACKED}
-            for split, scores in results.items()
-        }
-        packed[name] = Packed({"name": name, **described, "results": kept}, counts)
+            counts |= of_split
+        packed[name] = Packed({"name": name, **described, "results": packing.without_details(results)}, counts)
         changed.add(corpus)
     folder.mkdir(parents=True, exist_ok=True)
     for corpus in sorted(changed):
         file = folder / f"{corpus}.npz"
-        write_atomically(file, partial(write_arrays, stacked(corpora[corpus])))
+        packing.write(file, stacked(corpora[corpus]), [run.record for run in corpora[corpus].values()])
         print(f"{file}: {len(corpora[corpus])} runs, {file.stat().st_size / 1000:.0f} kB")
     return check(folder)
 
 
 def stacked(packed: Mapping[str, Packed]) -> dict[str, Any]:
-    """Stack the runs of a corpus. Raises UserError if they have different metrics, splits or references."""
+    """Stack the statistics of all runs of a corpus, (R, k, N) for each split and metric. Raises UserError if the runs
+    have different metrics, splits or references."""
     first, *others = packed.values()
     for run in others:
         name, other = first.record["name"], run.record["name"]
         if run.counts.keys() != first.counts.keys():
             raise UserError(f"{name} has scores of {', '.join(first.counts)}, {other} of {', '.join(run.counts)}")
         for key, rows in run.counts.items():
-            if not np.array_equal(rows[:, OF_REFERENCE], first.counts[key][:, OF_REFERENCE]):
+            if not np.array_equal(rows[:, packing.OF_REFERENCE], first.counts[key][:, packing.OF_REFERENCE]):
                 raise UserError(f"{name} and {other}: the references of {key.partition('/')[0]} differ")
-    arrays: dict[str, Any] = {
-        key: np.stack([run.counts[key].T for run in packed.values()]).astype(np.uint16) for key in first.counts
-    }
-    record = json.dumps([run.record for run in packed.values()], ensure_ascii=False)
-    return {**arrays, "record": np.frombuffer(record.encode(), np.uint8)}
+    return {key: np.stack([run.counts[key].T for run in packed.values()]).astype(np.uint16) for key in first.counts}
 
 
 def unpack(file: Path) -> dict[str, Packed]:
     """Read the runs of a corpus, by name."""
-    with np.load(file, allow_pickle=False) as arrays:
-        records = json.loads(arrays["record"].tobytes())
-        counts = {key: arrays[key].astype(np.int64) for key in arrays if key != "record"}
+    records, counts = packing.read(file)
     return {
         record["name"]: Packed(record, {key: rows[row].T for key, rows in counts.items()})
         for row, record in enumerate(records)
     }
 
 
-def entry_of(record: Json) -> Entry:
-    """Describe a packed run as nmt-compare does, so that it groups the runs into systems and names them."""
-    name = record["name"]
-    if evaluation := record.get("evaluation"):
-        config = digest({key: value for key, value in evaluation.items() if key != "members"})
-        parameters = evaluation["parameters"]
-        return Entry(name, [name], config=config, choices=evaluation["asked"], parameters=parameters)
-    values = {key: value for key, value in flatten(record["config"]) if key not in {"seed", *NO_EFFECT_KEYS}}
-    return Entry(
-        name=name,
-        hypotheses=[name],  # differs between runs, since `group` leaves out equal outputs of a seed
-        seed=record["config"]["seed"],
-        config=digest(values),
-        choices=start_choices(record["manifest"]["starts"][0]),
-        parameters=record["manifest"]["parameters"],
-    )
+def describe_packed(record: Json) -> Entry:
+    """Describe a packed run, or a packed evaluation of an ensemble, as nmt-compare does."""
+    if "evaluation" not in record:
+        return packing.entry_of(record["name"], record)
+    name, evaluation = record["name"], record["evaluation"]
+    config = digest({key: value for key, value in evaluation.items() if key != "members"})
+    return Entry(name, [name], config=config, choices=evaluation["asked"], parameters=evaluation["parameters"])
 
 
 class Scores(NamedTuple):
@@ -177,7 +152,7 @@ def read_scores(folder: Path, key: str) -> Scores:
     sizes: dict[str, list[int]] = {}
     for file in sorted(folder.glob("*.npz")):
         packed, metric = unpack(file), key.rpartition("/")[2]
-        for system in group([entry_of(run.record) for run in packed.values()]):
+        for system in group([describe_packed(run.record) for run in packed.values()]):
             for entry in system.entries:
                 counts = packed[entry.name].counts.get(key)
                 if counts is None:
@@ -312,7 +287,7 @@ def groups(comparison: Json) -> dict[str, list[int]]:
     return members
 
 
-def table(comparison: Json) -> str:
+def report(comparison: Json) -> str:
     """Format a comparison in Markdown: the systems in the order of their average ranks, and the tests."""
     metric, baseline = METRICS[comparison["metric"]], comparison["baseline"]
     corpora = comparison["systems"][0]["scores"]
@@ -372,7 +347,7 @@ def picture(comparison: Json) -> Picture:
     return Picture(f"{comparison['metric']}_ranks", title, figure, {})
 
 
-def compare(folder: Path, split: str, baseline: str | None) -> int:
+def table(folder: Path, split: str, baseline: str | None) -> int:
     """Compare by each metric, and write tables, pictures and figures to FOLDER/comparison. Returns the exit status."""
     files = sorted(folder.glob("*.npz"))
     if not files:
@@ -382,9 +357,9 @@ def compare(folder: Path, split: str, baseline: str | None) -> int:
     if not metrics:
         raise UserError(f"{files[0]}: has no scores of split {split}")
     comparisons = [compared(folder, split, metric, baseline) for metric in metrics]
-    written = folder / COMPARISON
+    written = folder / packing.COMPARISON
     for comparison in comparisons:
-        text = table(comparison)
+        text = report(comparison)
         print(f"{text}\n")
         write_atomically(written / f"{comparison['metric']}.md", f"{text}\n".encode())
         if comparison["friedman"]:
@@ -396,43 +371,24 @@ def compare(folder: Path, split: str, baseline: str | None) -> int:
 
 def check(folder: Path) -> int:
     """Recompute all scores, and the comparison if there is one. Returns 1 if a figure differs from the recorded one."""
-    runs, wrong = 0, []
+    runs, wrong = 0, list[str]()
     for file in sorted(folder.glob("*.npz")):
-        for name, (record, counts) in unpack(file).items():
-            runs += 1
-            wrong += [wrong_score(f"{file}: {name}", key, rows, record["results"]) for key, rows in counts.items()]
-    wrong = [line for line in wrong if line]
-    print("\n".join([*wrong, f"{runs} runs checked, {len(wrong)} scores differ"]))
-    written = folder / COMPARISON / "comparison.json"
+        packed = unpack(file)
+        runs += len(packed)
+        for name, (record, counts) in packed.items():
+            wrong += packing.wrong_scores(f"{file}: {name}", counts, record["results"])
+    written, differs = folder / packing.COMPARISON / "comparison.json", packing.tell_wrong_scores(runs, wrong)
     if written.is_file():
         recorded = read_json(written)["comparisons"]
         again = [compared(folder, one["split"], one["metric"], one["baseline"]) for one in recorded]
-        different = differing(recorded, again)
-        print("\n".join([*different, f"{written}: {len(different)} figures differ"]))
-        wrong += different
-    return int(bool(wrong))
+        differs |= packing.tell_differences(written, recorded, again)
+    return int(differs)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name, places in (("pack", ("sweep", "folder")), ("table", ("folder",)), ("check", ("folder",))):
-        command = commands.add_parser(name)
-        for place in places:
-            command.add_argument(place, type=Path)
-        if name == "table":
-            command.add_argument("--split", choices=SPLITS, default="test")
-            command.add_argument("--baseline", help="a system of the table, with which the others are compared")
-    options = parser.parse_args()
-    try:
-        if options.command == "pack":
-            return pack(options.sweep, options.folder)
-        if options.command == "table":
-            return compare(options.folder, options.split, options.baseline)
-        return check(options.folder)
-    except UserError as error:
-        print(f"corpora: error: {error}", file=sys.stderr)
-        return 2
+    split = {"choices": packing.SPLITS, "default": "test"}
+    baseline = {"help": "a system of the table, with which the others are compared"}
+    return packing.run_command(__doc__, pack, table, check, split=split, baseline=baseline)
 
 
 if __name__ == "__main__":

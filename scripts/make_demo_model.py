@@ -1,4 +1,4 @@
-"""Make the model that comes with the package, nmt/system/demo.nmt: `bahdanau` with the readout of the paper, trained on
+"""Make the model that comes with the package, nmt/system/demo.nmt: `bahdanau`, trained on
 the demo corpus.
 
     python scripts/make_demo_model.py DIR [OVERRIDE ...]
@@ -21,7 +21,7 @@ SENTENCE = "the old man who does not visit the European Economic Area sees a sma
 
 def main() -> None:
     directory, *overrides = sys.argv[1:]
-    recipe = ["decoder.readout=maxout", f"training.max_epochs={EPOCHS}", f"hydra.run.dir={quoted(directory)}"]
+    recipe = [f"training.max_epochs={EPOCHS}", f"hydra.run.dir={quoted(directory)}"]
     subprocess.run([command("nmt-train"), *recipe, *overrides], check=True)
     export = [f"run={quoted(directory)}", f"output={quoted(OUTPUT)}", f"sentence={quoted(SENTENCE)}", "license=MIT"]
     subprocess.run([command("nmt-export"), *export, "precision=fp16", "overwrite=true"], check=True)

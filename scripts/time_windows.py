@@ -33,8 +33,8 @@ def seconds(score: Score, window: Window, length: int) -> float:
     def sentence(steps: int) -> float:
         began = time.perf_counter()
         # As in a decoder, which computes the gradient of keys and values once for all steps.
-        memory = attention.remember(states, valid).shared()
-        past, total = attention.start(valid), torch.zeros(())
+        memory = attention.remember(states, valid).deferred()
+        past, total = None, torch.zeros(())
         with deferring(attention):
             for _ in range(steps):
                 attended = attention.sequence(query, memory, past)

@@ -418,9 +418,8 @@ def preset_figures(root: Path, preset: str) -> str:
     if match := re.search(rf"^\| `{preset}`[^|]* \|(?:[^|]*\|){{2}} ([^|]*) \|[^|]*\| ([^|]*) \|", demo, re.M):
         bleu, aer = match.groups()
         aligned = "" if aer == "-" else f" and an AER of {aer}"
-        parts.append(
-            f"{bleu} BLEU{aligned} on the [demo corpus](../results/demo.md) (1 seed, trained as that page says)"
-        )
+        corpus = "[demo corpus](../results/demo.md) (1 seed, trained as that page says)"
+        parts.append(f"{bleu} BLEU{aligned} on the {corpus}")
     return f"**Figures:** {'; '.join(parts) or 'none yet'}."
 
 

@@ -22,3 +22,10 @@ def headless_chromium() -> Iterator[webdriver.Chrome]:
     options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
     with webdriver.Chrome(options=options, service=Service(driver)) as chrome:
         yield chrome
+
+
+def set_screen(chrome: webdriver.Chrome, width: int, height: int, theme: str = "light") -> None:
+    screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+    chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    features = [{"name": "prefers-color-scheme", "value": theme}]
+    chrome.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})

@@ -24,8 +24,8 @@ from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
+from nmt.config.checks import config_dir, validated
 from nmt.config.schema import TrainConfig
-from nmt.config.validation import config_dir, validated
 from nmt.evaluate.metrics import METRICS, Metric, ScoreSettings
 from nmt.training import utilisation
 

@@ -15,7 +15,7 @@ from nmt.model.decoder import Decoded
 from nmt.model.seq2seq import Seq2Seq
 from nmt.ops.products import Weight
 from nmt.training.losses import likelihood
-from nmt.translate.prepared_model import SearchModel
+from nmt.translate.search_model import SearchModel
 
 LIKELIHOOD = partial(likelihood, smoothing=0.1)
 V, PAD, BOS, EOS = 13, 0, 2, 3
@@ -23,90 +23,44 @@ NONE = {"kind": "none", "context": "first_state"}
 CHO = {"kind": "none", "context": "every_step"}
 
 
-SELF_ATTENTION = {
-    "kind": "attention",
-    "layers": 2,
-    "score": {"kind": "scaled_dot"},
-    "window": {"kind": "local_m", "reach": 1},
-    "normalizer": {"kind": "softmax", "temperature": 1.0},
-    "projection": {"kind": "heads", "heads": 2, "dim": 4},
-    "dropout": 0.0,
-}
+SOFTMAX = {"kind": "softmax", "temperature": 1.0}
+HEADS = {"kind": "heads", "heads": 2, "dim": 4}
+SELF_ATTENTION = {"kind": "attention", "layers": 2, "score": {"kind": "scaled_dot"}, "dropout": 0.0}
+SELF_ATTENTION |= {"window": {"kind": "local_m", "reach": 1}, "normalizer": SOFTMAX, "projection": HEADS}
 
 
 def attention(score: str, **parts: dict[str, Any]) -> dict[str, Any]:
-    extra = {
+    settings = {
         "additive": {"dim": 6},
         "normed_additive": {"dim": 6},
         "location_aware": {"dim": 6, "filters": 2, "width": 3},
         "gaussian_mixture": {"components": 2},
     }
-    return {
-        "kind": "attention",
-        "score": {"kind": score, **extra.get(score, {})},
-        "window": {"kind": "global"},
-        "normalizer": {"kind": "softmax", "temperature": 1.0},
-        "alignment": {"kind": "expected"},
-        "coverage": {"kind": "none"},
-        "projection": {"kind": "none"},
-        "dropout": 0.0,
-        **parts,
-    }
+    plain = {"window": "global", "alignment": "expected", "coverage": "none", "projection": "none"}
+    chosen = {"score": {"kind": score, **settings.get(score, {})}, "normalizer": SOFTMAX, "dropout": 0.0}
+    return {"kind": "attention", **{part: {"kind": kind} for part, kind in plain.items()}, **chosen, **parts}
 
 
 MARGINAL = {"kind": "marginal", "top_k": None, "min_share": 0.0}
-VARIATIONAL = {
-    "kind": "variational",
-    "top_k": None,
-    "min_share": 0.0,
-    "estimator": "enumerate",
-    "dim": 5,
-    "kl_weight": 1.0,
-}
-POSTERIOR = {"kind": "posterior", "top_k": None, "min_share": 0.0, "prior_share": 0.25}
+VARIATIONAL = MARGINAL | {"kind": "variational", "estimator": "enumerate", "dim": 5, "kl_weight": 1.0}
+POSTERIOR = MARGINAL | {"kind": "posterior", "prior_share": 0.25}
 
 
 def values(**changes: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Return the sections of a small model, in which section__key=value or section=values replace the default."""
+    network = {"cell": "gru", "layers": 1, "dropout": 0.0, "residual": False}
+    reading = {"bidirectional": True, "self_attention": {"kind": "none"}}
+    predicting = {"readout": "deep", "readout_dim": 6, "lexical": False, "copy": False, "fixnorm": False}
+    feeding = {"attend": "after", "input_feeding": False, "bridge": "final"}
     config: dict[str, Any] = {
-        "embedding": {
-            "dim": 6,
-            "dropout": 0.0,
-            "word_dropout": 0.0,
-            "tie_source_target": True,
-            "tie_output": True,
-        },
-        "encoder": {
-            "cell": "gru",
-            "hidden": 4,
-            "layers": 1,
-            "bidirectional": True,
-            "dropout": 0.0,
-            "self_attention": {"kind": "none"},
-            "residual": False,
-        },
-        "decoder": {
-            "cell": "gru",
-            "hidden": 8,
-            "layers": 1,
-            "dropout": 0.0,
-            "attend": "after",
-            "input_feeding": False,
-            "readout": "deep",
-            "readout_dim": 6,
-            "lexical": False,
-            "copy": False,
-            "fixnorm": False,
-            "bridge": "final",
-            "residual": False,
-        },
+        "embedding": {"dim": 6, "dropout": 0.0, "word_dropout": 0.0, "tie_source_target": True, "tie_output": True},
+        "encoder": {**network, "hidden": 4, **reading},
+        "decoder": {**network, "hidden": 8, **feeding, **predicting},
         "attention": attention("dot"),
     }
     for key, value in changes.items():
         section, _, name = key.partition("__")
-        if name:
-            config[section][name] = value
-        else:
-            config[section] = value
+        config[section] = {**config[section], name: value} if name else value
     return config
 
 
@@ -172,7 +126,6 @@ MOCHA = {"kind": "mocha", "noise": 1.0, "initial_offset": 1.0, "outside_training
 FERTILITY = {"kind": "fertility", "fertility": 0.7}
 FIRST_ORDER = {"kind": "first_order", "reach": 2, "monotonic": False}
 LINEAR_CHAIN = {"kind": "linear_chain"}
-HEADS = {"kind": "heads", "heads": 2, "dim": 4}
 COVERAGE = {"kind": "linear", "loss_weight": 1.0, "loss_start": 0}
 FREE = COVERAGE | {"loss_weight": 0.0}  # coverage without the coverage loss
 
@@ -184,6 +137,10 @@ def case(cell: str, layers: int, attend: str, feeding: bool, kind: dict[str, Any
     return {"encoder__cell": cell, "decoder__cell": cell, "attention": kind, **more}
 
 
+NETWORKS = [("gru", 1, "maxout", "final"), ("lstm", 2, "attentional", "mean")]
+NETWORKS += [("rnn", 2, "deep", "final"), ("lstm", 1, "deep", "final")]
+TIMINGS = [("gru", 1, "before", False), ("lstm", 2, "after", False)]
+TIMINGS += [("rnn", 1, "between", True), ("gru", 2, "first_layer", False)]
 COMBINATIONS = [
     case(
         *(cell, layers, attend, feeding, kind),
@@ -194,12 +151,7 @@ COMBINATIONS = [
         residual=readout == "deep" and layers == 2,
     )
     for (cell, layers, readout, bridge), attend, feeding, kind in itertools.product(
-        [
-            ("gru", 1, "maxout", "final"),
-            ("lstm", 2, "attentional", "mean"),
-            ("rnn", 2, "deep", "final"),
-            ("lstm", 1, "deep", "final"),
-        ],
+        NETWORKS,
         ["before", "between", "after", "first_layer"],
         [False, True],
         [
@@ -217,12 +169,7 @@ COMBINATIONS = [
 COMBINATIONS += [
     case(*timing, kind)
     for timing, kind in itertools.product(
-        [
-            ("gru", 1, "before", False),
-            ("lstm", 2, "after", False),
-            ("rnn", 1, "between", True),
-            ("gru", 2, "first_layer", False),
-        ],
+        TIMINGS,
         [
             attention("general", normalizer=LINEAR_CHAIN),
             attention("additive", normalizer=FERTILITY, projection=HEADS),
@@ -240,30 +187,24 @@ EXPECTED = MOCHA | {"outside_training": "expected"}
 COMBINATIONS += [case("gru", 1, "before", False, attention("normed_additive", normalizer=EXPECTED))]
 FEW = MARGINAL | {"top_k": 3, "min_share": 0.5}
 EXACT_POSTERIOR = POSTERIOR | {"prior_share": 0.0}
+AFTER, FED, BEFORE = ("gru", 1, "after", False), ("gru", 1, "after", True), ("lstm", 2, "before", False)
+LOCAL_MARGINAL = attention("location_aware", alignment=MARGINAL, window={"kind": "local_m", "reach": 1})
+CHAIN = attention("general", alignment=EXACT_POSTERIOR, normalizer=FIRST_ORDER)
 LATENT = [
     case(*timing, kind, readout=readout, lexical=lexical, fixnorm=lexical, residual=timing[1] == 2)
     for timing, readout, lexical, kind in [
-        (("gru", 1, "after", True), "deep", True, attention("general", alignment=MARGINAL)),
-        (("lstm", 2, "before", False), "maxout", False, attention("additive", alignment=MARGINAL | {"top_k": 2})),
+        (FED, "deep", True, attention("general", alignment=MARGINAL)),
+        (BEFORE, "maxout", False, attention("additive", alignment=MARGINAL | {"top_k": 2})),
         (("gru", 1, "between", True), "attentional", True, attention("dot", alignment=MARGINAL)),
         (("lstm", 2, "first_layer", False), "deep", True, attention("additive", alignment=FEW)),
-        (
-            *(("rnn", 1, "after", False), "deep", False),
-            attention("location_aware", alignment=MARGINAL, window={"kind": "local_m", "reach": 1}),
-        ),
-        (("gru", 1, "after", False), "deep", False, attention("general", alignment=MARGINAL, window=LOCAL_P)),
-        (("gru", 1, "after", True), "deep", False, attention("general", alignment=VARIATIONAL)),
+        (("rnn", 1, "after", False), "deep", False, LOCAL_MARGINAL),
+        (AFTER, "deep", False, attention("general", alignment=MARGINAL, window=LOCAL_P)),
+        (FED, "deep", False, attention("general", alignment=VARIATIONAL)),
         (("lstm", 1, "before", False), "deep", True, attention("additive", alignment=VARIATIONAL | {"top_k": 2})),
-        (
-            *(("gru", 1, "after", True), "deep", False),
-            attention("general", alignment=VARIATIONAL, normalizer=LINEAR_CHAIN),
-        ),
-        (("gru", 1, "after", True), "deep", True, attention("general", alignment=POSTERIOR)),
+        (FED, "deep", False, attention("general", alignment=VARIATIONAL, normalizer=LINEAR_CHAIN)),
+        (FED, "deep", True, attention("general", alignment=POSTERIOR)),
         (("lstm", 2, "after", True), "maxout", False, attention("additive", alignment=POSTERIOR | {"top_k": 2})),
-        (
-            *(("gru", 1, "after", False), "deep", True),
-            attention("general", alignment=EXACT_POSTERIOR, normalizer=FIRST_ORDER),
-        ),
+        (AFTER, "deep", True, CHAIN),
         (("gru", 1, "before", True), "deep", False, attention("additive", alignment=POSTERIOR, coverage=FREE)),
     ]
 ]
@@ -271,12 +212,12 @@ COMBINATIONS += LATENT
 COPYING = [
     case(*timing, kind, readout=readout, lexical=lexical, fixnorm=lexical, copy=True)
     for timing, readout, lexical, kind in [
-        (("gru", 1, "after", False), "deep", False, attention("dot")),
+        (AFTER, "deep", False, attention("dot")),
         (("lstm", 2, "before", True), "maxout", True, attention("additive", coverage=COVERAGE)),
         (("gru", 1, "between", False), "attentional", True, attention("general", projection=HEADS)),
         (("lstm", 2, "first_layer", False), "deep", False, attention("additive", normalizer={"kind": "sparsemax"})),
         (("rnn", 2, "after", True), "deep", True, attention("general", window=LOCAL_P)),
-        (("gru", 1, "after", False), "maxout", False, attention("normed_additive", normalizer=MOCHA, projection=HEADS)),
+        (AFTER, "maxout", False, attention("normed_additive", normalizer=MOCHA, projection=HEADS)),
         (("lstm", 1, "before", False), "deep", False, attention("dot", normalizer=FERTILITY)),
     ]
 ]

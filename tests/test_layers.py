@@ -1,6 +1,7 @@
 """The subpackages of the package, which subpackages each of them may import, and files without import circles."""
 
 import ast
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -28,47 +29,46 @@ MAX_FLOORS = 11
 PACKAGE = Path(nmt.__file__).parent
 
 
-def imports(path: Path) -> set[str]:
-    """Find the subpackages that a file imports, also within functions, but not those for type checking only."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    typing_only = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        for inner in ast.walk(node)
-    }
-    names = set()
-    for node in ast.walk(tree):
-        if id(node) in typing_only:
-            continue
-        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        assert not (isinstance(node, ast.ImportFrom) and node.level), f"{path}: relative import"
-    return {name.split(".")[1] for name in names if name.startswith("nmt.")} - {
-        "DISTRIBUTION"
-    }  # a constant in nmt/__init__.py
-
-
-def subpackage_of(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0]
-
-
 def files() -> list[Path]:
+    """List all files but nmt/__init__.py, which names the public API."""
     return [path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py"]
 
 
+def module_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def imported(typing: bool = True) -> dict[str, set[str]]:
+    """Find the modules of nmt that each module imports, also within functions and, if `typing`, for type checking."""
+    graph: dict[str, set[str]] = {module_of(path): set() for path in files()}
+    for path in files():
+        names, tree = set(), ast.parse(path.read_text(encoding="utf-8"))
+        if not typing:
+            tree.body = [node for node in tree.body if not ast.unparse(node).startswith("if TYPE_CHECKING")]
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                assert node.module, f"{path}: relative import"
+                full = {f"{node.module}.{alias.name}" for alias in node.names}
+                names |= {name if name in graph else node.module for name in full}
+            elif isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+        graph[module_of(path)] = names & graph.keys() - {module_of(path)}
+    return graph
+
+
 def test_every_file_lies_in_a_subpackage() -> None:
-    assert {subpackage_of(path) for path in files()} == SUBPACKAGES.keys()
+    assert {module.split(".")[1] for module in imported()} == SUBPACKAGES.keys()
     assert [path.name for path in PACKAGE.glob("*.py")] == ["__init__.py"]
 
 
 def test_a_subpackage_imports_only_what_it_may() -> None:
-    imported = {subpackage: set[str]() for subpackage in SUBPACKAGES}
-    for path in files():
-        imported[subpackage_of(path)] |= imports(path) - {subpackage_of(path)}
-    assert imported == {subpackage: set(others.split()) for subpackage, others in SUBPACKAGES.items()}
+    found = {subpackage: set[str]() for subpackage in SUBPACKAGES}
+    for module, others in imported(typing=False).items():
+        own = module.split(".")[1]
+        found[own] |= {other.split(".")[1] for other in others} - {own}
+    assert found == {subpackage: set(others.split()) for subpackage, others in SUBPACKAGES.items()}
 
 
 def test_the_subpackages_have_no_circle() -> None:
@@ -81,34 +81,15 @@ def test_the_subpackages_have_no_circle() -> None:
     assert floors <= MAX_FLOORS
 
 
-def module_of(path: Path) -> str:
-    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def imported_files(path: Path, modules: set[str]) -> set[str]:
-    """Find the modules of nmt that a file imports, also within functions and for type checking only."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            full = {alias: f"{node.module}.{alias}" for alias in (alias.name for alias in node.names)}
-            names |= {name if name in modules else node.module for name in full.values()}
-        elif isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-    return names & modules
-
-
 def test_no_import_circle_between_files() -> None:
-    by_module = {module_of(path): path for path in files()}  # without nmt/__init__.py, which names the public API
-    graph = {module: imported_files(path, {*by_module}) - {module} for module, path in by_module.items()}
-    assert sum(map(len, graph.values())) > 300
+    assert sum(map(len, imported().values())) > 300
     try:
-        TopologicalSorter(graph).prepare()
+        TopologicalSorter(imported()).prepare()
     except CycleError as error:
         pytest.fail(" imports ".join(reversed(error.args[1])))
 
 
-def test_every_room_says_where_to_begin() -> None:
+def test_every_subpackage_says_where_to_begin() -> None:
     for subpackage in SUBPACKAGES:
         text = ast.get_docstring(ast.parse((PACKAGE / subpackage / "__init__.py").read_text(encoding="utf-8")))
         assert text is not None

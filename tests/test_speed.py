@@ -16,7 +16,7 @@ from nmt.data.batching import plan
 from nmt.model.build import build_model
 from nmt.ops import output_loss as module
 from nmt.ops import products
-from nmt.ops.output_loss import ChunkSizes, SeveralRows, of_mixture, output_loss
+from nmt.ops.output_loss import ChunkSizes, OutputLoss, SeveralReadouts, of_mixture, output_loss
 from nmt.ops.products import matmul
 from nmt.training.losses import likelihood
 
@@ -118,16 +118,20 @@ def test_no_tensor_grows_with_source_times_target(train_config: Config) -> None:
     assert update(config, 100).largest < B * 100 * S * 64 / 2
 
 
+def memory_of(work: Callable[[], OutputLoss]) -> list[int]:
+    """List the bytes that each operation of a loss and of its backward pass allocates."""
+    with torch.profiler.profile(profile_memory=True) as profile:
+        work().total.backward()
+    return [event.self_cpu_memory_usage for event in profile.events()]
+
+
 def test_the_loss_holds_the_logits_once() -> None:
     """Probabilities exist only for a chunk that fits a cache."""
-    readouts, weight, bias = torch.randn(1000, 4), torch.randn(5000, 4), torch.zeros(5000)
-    for tensor in (readouts, weight, bias):
+    operands = [torch.randn(1, 1000, 4), torch.randn(5000, 4), torch.zeros(5000)]
+    for tensor in operands:
         tensor.requires_grad_()
-    with torch.profiler.profile(profile_memory=True) as profile:
-        criterion, everywhere = partial(likelihood, smoothing=0.1), torch.ones(1000, dtype=torch.bool)
-        loss = output_loss(readouts[None], weight, bias, everywhere, criterion, torch.randint(5000, (1000,)))
-        loss.total.backward()
-    made = [event.self_cpu_memory_usage for event in profile.events()]
+    everywhere, targets = torch.ones(1000, dtype=torch.bool), torch.randint(5000, (1000,))
+    made = memory_of(lambda: output_loss(*operands, everywhere, partial(likelihood, smoothing=0.1), targets))
     logits = 4 * 1000 * 5000
     assert sum(size for size in made if size > logits / 2) == logits
 
@@ -145,24 +149,14 @@ def test_the_loss_of_a_mixture_holds_the_logits_of_one_chunk(monkeypatch: pytest
 
     monkeypatch.setattr(module, "matmul", noted)
     monkeypatch.setattr(module, "leaves_out", lambda _: False)
-    operands = [torch.randn(1, N, K, R), torch.randn(words, R), torch.zeros(words), torch.rand(1, N, K).softmax(-1)]
-    for tensor in operands:
+    *operands, shares = torch.randn(1, N, K, R), torch.randn(words, R), torch.zeros(words), torch.rand(1, N, K)
+    for tensor in (*operands, shares):
         tensor.requires_grad_()
-    with torch.profiler.profile(profile_memory=True) as profile:
-        criterion, everywhere = partial(likelihood, smoothing=0.1), torch.ones(N, dtype=torch.bool)
-        targets = torch.randint(words, (N,))
-        sizes = ChunkSizes(10 * K * words, 10 * K * words)
-        output_loss(
-            *operands[:3],
-            everywhere,
-            of_mixture(criterion),
-            targets,
-            shares=operands[3],
-            layout=SeveralRows,
-            sizes=sizes,
-        ).total.backward()
+    criterion = of_mixture(partial(likelihood, smoothing=0.1))
+    given = *operands, torch.ones(N, dtype=torch.bool), criterion, torch.randint(words, (N,))
+    options: dict[str, Any] = {"layout": SeveralReadouts, "sizes": ChunkSizes(10 * K * words, 10 * K * words)}
+    made = memory_of(lambda: output_loss(*given, shares=shares.softmax(-1), **options))
     assert len(chunks) == 4
-    made = [event.self_cpu_memory_usage for event in profile.events()]
     logits = 4 * N * K * words
     assert sum(size for size in made if size > logits / 8) == 3 * logits
 

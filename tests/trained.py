@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from conftest import TINY, values_of
 
+from nmt.config.checks import validated
 from nmt.config.schema import TrainConfig
-from nmt.config.validation import validated
 from nmt.training.job import train
 
 LINES = ["the cat sleeps .", "", "a small dog sees the red house .", "x", "the"]

@@ -228,7 +228,7 @@ def library(temperature: float, reach: int) -> Array:
     valid = torch.ones(1, len(source), dtype=torch.bool)
     with torch.no_grad():
         memory = parts.remember(batch(keys), valid)
-        return parts.sequence(batch(queries), memory, parts.start(valid)).weights[0].numpy()
+        return parts.sequence(batch(queries), memory).weights[0].numpy()
 
 
 for temperature in (0.2, 1.0, 5.0):
@@ -253,7 +253,7 @@ decoder_states, encoder_states = random.normal(size=(3, 6)), random.normal(size=
 valid = torch.tensor([[True, True, True, True, False]])  # the last position is padding
 with torch.no_grad():
     memory = general.remember(batch(encoder_states), valid)
-    theirs = general.sequence(batch(decoder_states), memory, general.start(valid))
+    theirs = general.sequence(batch(decoder_states), memory)
 
 W_q, W_k, W_v, W_o = parameters(general)
 projected = decoder_states @ W_q.T, encoder_states @ W_k.T, encoder_states @ W_v.T

@@ -60,9 +60,9 @@ plt.rcParams["figure.dpi"] = 70
 pairs, epochs = 6000, 3
 torch.manual_seed(1)
 # The values of configs/, but for these. Any attention will do whose only loss is the cross-entropy.
-changes = ["attention=luong_general", "decoder.input_feeding=false", "tokenizer.vocab_size=800", "search=greedy"]
-sizes = ["embedding.dim=64", "encoder.hidden=64", "decoder.hidden=128", f"data.train_size={pairs}"]
-config = compose("train", TrainConfig, [*changes, *sizes])
+changes = ["attention=luong_general", "decoder.input_feeding=false", "decoder.readout=deep", "search=greedy"]
+sizes = ["tokenizer.vocab_size=800", "embedding.dim=64", "encoder.hidden=64", "decoder.hidden=128"]
+config = compose("train", TrainConfig, [*changes, *sizes, f"data.train_size={pairs}"])
 
 sources = splits(config.data)
 train, validation = ([*chain(*sources[name])] for name in ("train", "validation"))

@@ -92,7 +92,6 @@ class StraightThroughAlignment(Alignment):
         self.temperature = temperature
 
     def forward(self, distribution: Normalized) -> Aligned:
-        """Compute weights (B, T, W) from a distribution (B, T, W)."""
         probs = distribution.weights
         impossible = probs == 0
         if not self.training:

@@ -6,7 +6,7 @@ steered.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Self
 
 import torch
@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from nmt.attention.alignment import Aligned, Alignment, Choice
 from nmt.attention.normalizers import Chunk, Normalized, Normalizer
 from nmt.attention.scores import KeyUpdate, LinearCoverage, Past, Score
-from nmt.attention.windows import Window
+from nmt.attention.windows import LocalWindow, Window
 from nmt.ops.draws import dropout
-from nmt.ops.products import Linear, defer, deferring, in_autocast_dtype, product, rows, wide
+from nmt.ops.products import Linear, defer, deferring, gather_rows, in_autocast_dtype, product, wide
 from nmt.ops.trees import join, map_tensors, select
 
 
@@ -71,14 +71,11 @@ class Memory(NamedTuple):
         """Take the sentences with these indices, an int64 vector. The rows of all heads of a sentence stay together."""
         if self.heads > 1:
             index = (index[:, None] * self.heads + torch.arange(self.heads, device=index.device)).flatten()
-        by_sentence = (self.values, self.keys, self.valid, self.mask, self.chunk_keys, self.steering)
-        values, keys, valid, mask, chunk_keys, steering = select(by_sentence, index)
-        selected = self._replace(values=values, keys=keys, valid=valid, mask=mask, chunk_keys=chunk_keys)
-        return selected._replace(steering=steering).shared()
+        by_sentence = ("values", "keys", "valid", "mask", "chunk_keys", "steering")
+        return self._replace(**{name: select(getattr(self, name), index) for name in by_sentence}).deferred()
 
-    def shared(self) -> Self:
-        """Return the memory for a loop over steps: what it contributes to all steps is computed once, and so are its
-        gradients."""
+    def deferred(self) -> Self:
+        """Return the memory for a loop over steps, which defers the gradients of values and keys to its end."""
         (values,), (keys,), (chunk_keys,) = (defer(t, cast=False) for t in (self.values, self.keys, self.chunk_keys))
         return self._replace(values=values, keys=keys, chunk_keys=chunk_keys)
 
@@ -113,14 +110,14 @@ class Attended(NamedTuple):
 def join_steps(steps: Sequence[Attended]) -> Attended:
     """Join the results of successive steps (T = 1 each) along T, with the past of the last result. `log_stops`, which
     only the next step needs, is left out."""
-    context, weights, pasts, log_weights, _, choice, detail = zip(*steps, strict=True)
+    context, weights, pasts, log_weights, _, choices, details = zip(*steps, strict=True)
     return Attended(
         torch.cat(context, dim=1),
         torch.cat(weights, dim=1),
         pasts[-1],
         None if log_weights[0] is None else torch.cat(log_weights, dim=1),
-        choice=None if choice[0] is None else join(choice, 1),
-        detail=None if detail[0] is None else join(detail, 2),
+        choice=None if choices[0] is None else join(choices, 1),
+        detail=None if details[0] is None else join(details, 2),
     )
 
 
@@ -161,10 +158,8 @@ class Attention(nn.Module):
         is known to have a valid position. Then `Memory.mask` is set if the window and the normalizer can use it.
         """
         values = in_autocast_dtype(states if values is None else values)  # cast once, not at every step
-        keys, projection = self.score.keys(states), self.score.key_projection()
-        if self.coverage is not None:
-            keys, own = self.coverage.keys(keys), self.coverage.key_projection()
-            projection = own if projection is None else torch.cat([projection, own], dim=-1)
+        keys, projection = self.score.keys(states), _cat(part.key_projection() for part in self._changing_keys())
+        keys = keys if self.coverage is None else self.coverage.keys(keys)
         valid = self.score.defined_at(valid)
         mask = None
         if nonempty and self.window.reach is None and self.normalizer.takes_masked:
@@ -176,52 +171,50 @@ class Attention(nn.Module):
         score = self.chunk.score
         return memory._replace(chunk_keys=score.keys(states), chunk_projection=score.key_projection())
 
-    def start(self, valid: Tensor) -> Past:
-        """Make the `Past` that the first step reads: bool (B, S) -> Past."""
-        return Past.start(valid)
-
     def drop(self, weights: Tensor, memory: Memory) -> Tensor:
         """Apply dropout to the weights of a context: (B, T, S) -> (B, T, S), in the dtype of the values."""
         return dropout(weights, self.dropout, self.training).to(memory.values.dtype)
 
-    def sequence(self, query: Tensor, memory: Memory, past: Past) -> Attended:
-        """Attend at T successive steps of each sentence: queries (B, T, Q) -> Attended."""
+    def sequence(self, query: Tensor, memory: Memory, past: Past | None = None) -> Attended:
+        """Attend at T successive steps of each sentence: queries (B, T, Q) -> Attended. Without a past, the first query
+        is that of the first step."""
+        past = Past.initial(memory.valid) if past is None else past
         if not self.reads_past:
             steps = range(past.step, past.step + query.shape[1])
             return self._attend(query, memory, past, steps)._replace(past=past._replace(step=steps.stop))
-        attended, memory = list[Attended](), memory.shared()
+        attended, memory = list[Attended](), memory.deferred()
         with deferring(self):
             for query_t in query.unbind(1):
                 attended.append(self.step(query_t[:, None], memory, past))
                 past = attended[-1].past
         return join_steps(attended)
 
-    def step(self, query: Tensor, memory: Memory, past: Past) -> Attended:
+    def step(self, query: Tensor, memory: Memory, past: Past | None = None) -> Attended:
         """Attend at one step with K hypotheses per sentence: queries (B, K, Q) -> Attended, whose axis T has length K.
+        Without a past, it is the first step.
 
         If the attention reads the past, K must be 1, because a row of the batch has only one past.
         """
         assert query.shape[1] == 1 or not self.reads_past
-        past = self.score.move(query, past)
+        past = self.score.move(query, Past.initial(memory.valid) if past is None else past)
         attended = self._attend(query, memory, past, range(past.step, past.step + 1))
         if self.reads_past:
             return attended._replace(past=past.after(attended.weights, attended.log_stops))
         return attended._replace(past=past._replace(step=past.step + 1))
 
     def _attend(self, query: Tensor, memory: Memory, past: Past, steps: range) -> Attended:
-        """Attend with queries (B, T, Q) of T steps, or of T hypotheses at one step. The past stays unchanged.
-
-        A local window becomes a mask over all positions, unless it is much narrower than the sentence.
-        """
+        """Attend with queries (B, T, Q) of T steps, or of T hypotheses at one step. The past stays unchanged. A local
+        window becomes a mask over all positions, unless it is much narrower than the sentence."""
         keep, centres, falloff = memory.valid[:, None], None, None
-        if self.window.reach is not None:
-            centres = self.window.centres(query, memory.valid, steps)
+        if isinstance(window := self.window, LocalWindow):
+            centres = window.centres(query, memory.valid, steps)
             needs_all_positions = memory.steering is not None or memory.detailed
-            if not needs_all_positions and self.window.narrows(memory.valid.shape[1]):
-                return self._attend_window(query, memory, past, centres)
+            if not needs_all_positions and window.narrows(memory.valid.shape[1]):
+                return self._attend_window(window, query, memory, past, centres)
             offsets = torch.arange(keep.shape[-1], device=keep.device) - centres[:, :, None]
-            keep, falloff = keep & self.window.holds(offsets), self.window.falloff(offsets)
-        energies = self.score(query, memory.keys, self._key_update(memory, past))
+            keep, falloff = keep & window.holds(offsets), window.falloff(offsets)
+        update = _key_update(self._changing_keys(), memory.projection, past)
+        energies = self.score(query, memory.keys, update)
         if memory.mask is None:
             distribution = self._scaled(self.normalizer(energies, keep, past), falloff)
         else:
@@ -229,8 +222,7 @@ class Attention(nn.Module):
         log_stops = distribution.log_weights if self.normalizer.stops else None
         if self.chunk is not None:
             assert memory.chunk_keys is not None
-            features, projection = self.chunk.score.key_features(past), memory.chunk_projection
-            update = None if features is None or projection is None else KeyUpdate(features, projection)
+            update = _key_update([self.chunk.score], memory.chunk_projection, past)
             distribution = self.chunk(log_stops, self.chunk.score(query, memory.chunk_keys, update), keep)
         aligned = Aligned(distribution.weights) if self.alignment is None else self.alignment(distribution)
         if memory.steering is not None:
@@ -253,20 +245,22 @@ class Attention(nn.Module):
             detail,
         )
 
-    def _attend_window(self, query: Tensor, memory: Memory, past: Past, centres: Tensor) -> Attended:
+    def _attend_window(
+        self, window: LocalWindow, query: Tensor, memory: Memory, past: Past, centres: Tensor
+    ) -> Attended:
         """Attend within a window much narrower than the sentence, reading only the window's positions."""
         B, T, Q = query.shape
-        S, W = memory.valid.shape[1], self.window.width
-        positions = self.window.positions(centres, S)  # (B, T, W)
+        S, W = memory.valid.shape[1], window.width
+        positions = window.positions(centres, S)  # (B, T, W)
         index = (positions + S * torch.arange(B, device=query.device)[:, None, None]).flatten()
-        values, keys = (rows(tensor, index).view(B * T, W, -1) for tensor in (memory.values, memory.keys))
-        update = self._key_update(memory, past)
+        values, keys = (gather_rows(tensor, index).view(B * T, W, -1) for tensor in (memory.values, memory.keys))
+        update = _key_update(self._changing_keys(), memory.projection, past)
         if update is not None:
-            update = update._replace(features=rows(update.features, index).view(B * T, W, -1))
+            update = update._replace(features=gather_rows(update.features, index).view(B * T, W, -1))
         energies = self.score(query.reshape(B * T, 1, Q), keys, update).view(B, T, W)
         offsets = positions - centres[:, :, None]
-        keep = memory.valid.flatten()[index].view(B, T, W) & self.window.holds(offsets)
-        distribution = self._scaled(self.normalizer(energies, keep, past), self.window.falloff(offsets))
+        keep = memory.valid.flatten()[index].view(B, T, W) & window.holds(offsets)
+        distribution = self._scaled(self.normalizer(energies, keep, past), window.falloff(offsets))
         aligned = Aligned(distribution.weights) if self.alignment is None else self.alignment(distribution)
         context = torch.bmm(self.drop(aligned.weights, memory).view(B * T, 1, W), values)
 
@@ -282,15 +276,9 @@ class Attention(nn.Module):
             choice=aligned.choice(query),
         )
 
-    def _key_update(self, memory: Memory, past: Past) -> KeyUpdate | None:
-        if memory.projection is None:
-            return None
-        features = self.score.key_features(past)
-        if self.coverage is not None:
-            covered = self.coverage.key_features(past)
-            features = covered if features is None else torch.cat([features, covered], dim=-1)
-        assert features is not None
-        return KeyUpdate(features, memory.projection)
+    def _changing_keys(self) -> "list[Score | LinearCoverage]":
+        """Return the parts that may change the keys at every step."""
+        return [self.score] if self.coverage is None else [self.score, self.coverage]
 
     def _scaled(self, normalized: Normalized, falloff: Tensor | None) -> Normalized:
         """Multiply a distribution by the window's falloff. For an alignment, make the weights sum to 1 again."""
@@ -305,6 +293,18 @@ class Attention(nn.Module):
         total = weights.sum(-1, keepdim=True)
         total = total.masked_fill(total == 0, 1.0)
         return Normalized(weights / total, None if log_weights is None else log_weights - total.log())
+
+
+def _key_update(parts: Iterable[Score | LinearCoverage], projection: Tensor | None, past: Past) -> KeyUpdate | None:
+    """Make the update of the keys of which these parts give the features, side by side; None if they change no keys."""
+    features = _cat(part.key_features(past) for part in parts)
+    return None if features is None or projection is None else KeyUpdate(features, projection)
+
+
+def _cat(tensors: Iterable[Tensor | None]) -> Tensor | None:
+    """Concatenate along the last axis those tensors that are not None; None if all are."""
+    present = [tensor for tensor in tensors if tensor is not None]
+    return torch.cat(present, dim=-1) if len(present) > 1 else next(iter(present), None)
 
 
 class MultiHeadAttention(nn.Module):
@@ -332,19 +332,15 @@ class MultiHeadAttention(nn.Module):
         keys, values = (self._fold(projection(states)) for projection in (self.key_proj, self.value_proj))
         return self.inner.remember(keys, valid, values, nonempty=nonempty)._replace(heads=self.heads)
 
-    def start(self, valid: Tensor) -> Past:
-        """Make the `Past` that the first step of all heads reads: bool (B, S) -> Past."""
-        return Past.start(valid[:, None].expand(-1, self.heads, -1))
-
-    def sequence(self, query: Tensor, memory: Memory, past: Past) -> Attended:
+    def sequence(self, query: Tensor, memory: Memory, past: Past | None = None) -> Attended:
         """Attend at T successive steps: queries (B, T, Q) -> Attended, whose weights are means over heads."""
         return self._join(self.inner.sequence(*self._by_head(query, memory, past)), query)
 
-    def step(self, query: Tensor, memory: Memory, past: Past) -> Attended:
+    def step(self, query: Tensor, memory: Memory, past: Past | None = None) -> Attended:
         """Attend at one step with K hypotheses per sentence, like `Attention.step`: queries (B, K, Q) -> Attended."""
         return self._join(self.inner.step(*self._by_head(query, memory, past)), query)
 
-    def _by_head(self, query: Tensor, memory: Memory, past: Past) -> tuple[Tensor, Memory, Past]:
+    def _by_head(self, query: Tensor, memory: Memory, past: Past | None) -> tuple[Tensor, Memory, Past | None]:
         return self._fold(self.query_proj(query)), memory, map_tensors(lambda part: part.flatten(0, 1), past)
 
     def _join(self, attended: Attended, query: Tensor) -> Attended:

@@ -81,7 +81,6 @@ class SparsemaxNormalizer(Normalizer):
     function = staticmethod(sparsemax)
 
     def forward(self, energies: Tensor, keep: Tensor, past: Past) -> Normalized:
-        """Compute weights: (B, T, W), bool (B, 1 or T, W) -> (B, T, W)."""
         drop = ~keep
         weights: Tensor = self.function(_masked(energies, drop), dim=-1)
         return Normalized(weights.masked_fill(drop, 0.0))
@@ -121,15 +120,12 @@ class FirstOrderNormalizer(Normalizer):
 
     def transitions(self, energies: Tensor, keep: Tensor) -> Tensor:
         """Compute p(s | s') for all W' = W previous positions: (B, 1, W), bool (B, 1, W) -> (B, W', W)."""
-        allowed = keep
-        W = energies.shape[-1]
-        positions = torch.arange(W, device=energies.device)
+        positions = torch.arange(energies.shape[-1], device=energies.device)
         distances = positions - positions[:, None]  # (W', W), from the previous position s' to s
         nearest = distances.clamp(0 if self.monotonic else -self.reach, self.reach)
         bias = self.bias[nearest + (0 if self.monotonic else self.reach)]
         bias = bias.masked_fill(nearest != distances, 0.0)
-        if self.monotonic:
-            allowed = keep & (distances >= 0)
+        allowed = keep & (distances >= 0) if self.monotonic else keep
         return _masked(wide(energies) + bias, ~allowed).softmax(-1)
 
 
@@ -148,7 +144,6 @@ class LinearChainNormalizer(Normalizer):
         self.pairwise = nn.Parameter(torch.zeros(4))  # A, row by row; at 0, the positions are independent of each other
 
     def forward(self, energies: Tensor, keep: Tensor, past: Past) -> Normalized:
-        """Compute weights: (B, T, W), bool (B, 1 or T, W) -> (B, T, W)."""
         energies, keep = wide(energies), keep.expand_as(energies)
         log_odds = linear_chain_log_odds(energies.flatten(0, 1), keep.flatten(0, 1), self.pairwise)
         marginals = F.logsigmoid(log_odds).view_as(energies).masked_fill(~keep, torch.finfo(energies.dtype).min)
@@ -259,12 +254,12 @@ def _first_from(before: Tensor, selected: Tensor) -> Tensor:
 
 
 def monotonic_log_weights(energies: Tensor, keep: Tensor, previous: Tensor) -> Tensor:
-    """Compute log w_s, the logarithms of the expected weights of monotonic reading: energies e (B, S), bool (B, S),
-    log w' (B, S) of the previous step -> (B, S).
+    """Compute log w_s, the logarithms of the expected weights of `MonotonicNormalizer`: energies e (B, S), bool
+    (B, S), log w' (B, S) of the previous step -> (B, S).
 
-    w_s = p_s q_s, where p = sigmoid(e) and q_s = sum_{k<=s} w'_k prod_{k<=l<s} (1 - p_l) is the probability that
-    reading reaches s   (Raffel et al. 2017, eq. 9). Reading always passes the positions outside `keep`; their
-    log-weight is -inf. In log space no weight underflows, so even very improbable positions have a gradient.
+    w_s = p_s q_s, where p = sigmoid(e) and q_s is the probability that reading reaches s. Reading always passes the
+    positions outside `keep`; their log-weight is -inf. In log space no weight underflows, so even very improbable
+    positions have a gradient.
     """
     log_weights: Tensor = _MonotonicLogWeights.apply(energies, keep, previous)  # type: ignore[no-untyped-call]
     return log_weights
@@ -300,12 +295,11 @@ class _MonotonicLogWeights(torch.autograd.Function):
 
 
 def chunk_log_weights(log_stops: Tensor, energies: Tensor, keep: Tensor, chunk: int) -> Tensor:
-    """Compute log w_s, the logarithms of the expected weights within chunks: log a (..., S), u (..., S), bool (..., S)
-    -> (..., S).
+    """Compute log w_s, the logarithms of the weights of `Chunk`, with n = chunk: log a (..., S), u (..., S), bool
+    (..., S) -> (..., S).
 
-    w_s = sum_{k=s}^{s+n-1} a_k exp(u_s) / sum_{l=k-n+1}^{k} exp(u_l), where n = chunk, a_k is the weight of monotonic
-    reading and u are the energies of a second score   (Chiu and Raffel 2018, eq. 13 and 17). Outside `keep`, log a must
-    be -inf, and the result is -inf too. The two sums of the formula are computed as moving sums in log space.
+    Outside `keep`, log a must be -inf, and the result is -inf too. The two sums of the formula are computed as moving
+    sums in log space.
     """
     chunk = min(chunk, energies.shape[-1])
     lowest = torch.finfo(energies.dtype).min  # instead of -inf, whose gradients would be NaN

@@ -37,7 +37,7 @@ class Past(NamedTuple):
     means: Tensor | None = None
 
     @classmethod
-    def start(cls, valid: Tensor) -> Self:
+    def initial(cls, valid: Tensor) -> Self:
         """Make the `Past` that the first step reads: bool (B, S) or (B, N, S)."""
         nothing = torch.zeros(valid.shape, device=valid.device)
         return cls(nothing, nothing, 0)
@@ -95,14 +95,13 @@ class Score(nn.Module):
 
 
 class DotScore(Score):
-    """Computes e_ts = q_t . h_s   (Luong et al. 2015, eq. 7, dot)."""
+    """Computes e_ts = q_t . h_s, with Q = M   (Luong et al. 2015, eq. 7, dot)."""
 
     def keys(self, memory: Tensor) -> Tensor:
         """Return the encoder states as keys, in the dtype of products: (B, S, M) -> (B, S, M)."""
         return in_autocast_dtype(memory)
 
     def forward(self, query: Tensor, keys: Tensor, update: KeyUpdate | None = None) -> Tensor:
-        """Compute energies without a mask: (B, T, Q), (B, S, A) -> (B, T, S), where Q = A."""
         energies = linear(query, keys)
         if update is None:
             return energies
@@ -114,7 +113,6 @@ class ScaledDotScore(DotScore):
     """Computes e_ts = q_t . h_s / sqrt(d), with d = Q = A   (Vaswani et al. 2017, eq. 1)."""
 
     def forward(self, query: Tensor, keys: Tensor, update: KeyUpdate | None = None) -> Tensor:
-        """Compute energies without a mask: (B, T, Q), (B, S, A) -> (B, T, S), where Q = A."""
         return super().forward(query * query.shape[-1] ** -0.5, keys, update)
 
 
@@ -147,12 +145,10 @@ class AdditiveScore(Score):
         self.energy = Linear(dim, 1, bias=False)
 
     def keys(self, memory: Tensor) -> Tensor:
-        """Compute the keys, once per source sentence: (B, S, M) -> (B, S, A)."""
         projected: Tensor = self.key_proj(memory)
         return projected
 
     def forward(self, query: Tensor, keys: Tensor, update: KeyUpdate | None = None) -> Tensor:
-        """Compute energies without a mask: (B, T, Q), (B, S, A) -> (B, T, S)."""
         return additive_energies(self.query_proj(query), keys, self.energy.weight, *(update or ()))
 
 
@@ -174,7 +170,6 @@ class NormedAdditiveScore(AdditiveScore):
         return linear(memory, self.key_proj.weight, self.bias)
 
     def forward(self, query: Tensor, keys: Tensor, update: KeyUpdate | None = None) -> Tensor:
-        """Compute energies without a mask: (B, T, Q), (B, S, A) -> (B, T, S)."""
         energies: Tensor = super().forward(query, keys, update) * (self.gain / self.energy.weight.norm())
         return energies
 
@@ -192,7 +187,6 @@ class ConcatScore(AdditiveScore):
         self.deeper = nn.ModuleList(Linear(dim, dim) for _ in range(layers - 1))
 
     def forward(self, query: Tensor, keys: Tensor, update: KeyUpdate | None = None) -> Tensor:
-        """Compute energies without a mask: (B, T, Q), (B, S, A) -> (B, T, S)."""
         if not self.deeper:
             return super().forward(query, keys, update)
         if update is not None:
@@ -396,9 +390,7 @@ class _StepConstants(NamedTuple):
     slope: Tensor  # (A,): v with tanh, 4 v with the logistic function; multiplies the derivative of either function
     projection: Tensor  # (A, F): P; without features (A, 0)
     one: Tensor  # (): the number 1
-    sigmoid_offset: (
-        Tensor | None
-    )  # (): sum(v) with the logistic function, to be subtracted from energies; None with tanh
+    sigmoid_offset: Tensor | None  # (): sum(v), which energies lack with the logistic function; None with tanh
 
 
 def _step_constants(keys: Tensor, weight: Tensor, projection: Tensor | None) -> _StepConstants:
@@ -416,11 +408,8 @@ def _step_constants(keys: Tensor, weight: Tensor, projection: Tensor | None) -> 
 
 
 def _energies(query: Tensor, features: Tensor | None, constants: _StepConstants) -> Tensor:
-    """Compute energies, block by block: queries (B, T, A), features (B, S, F) or None -> (B, T, S).
-
-    With tanh, they are v . hidden units. With the logistic function, they are 2 v . hidden units - sum(v), because
-    tanh(x) = 2 sigmoid(2 x) - 1: sum(v) is the `sigmoid_offset`.
-    """
+    """Compute energies, block by block: queries (B, T, A), features (B, S, F) or None -> (B, T, S). With tanh, they are
+    v . hidden units, and with the logistic function 2 v . hidden units - sum(v)."""
     query = query.to(constants.keys.dtype)
     features = None if features is None else features.to(constants.keys.dtype)
     with torch.autocast(query.device.type, enabled=False):  # energies stay in float32

@@ -24,12 +24,12 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel
 
 from nmt.cli.hydra_errors import explain
+from nmt.config.checks import config_dir, drop_unused_values, validated, validated_union
 from nmt.config.errors import UserError, format_value, nearest, plain_value, quoted, user_path
 from nmt.config.schema import TrainConfig
 from nmt.config.schema.commands import CHANGEABLE_KEYS
 from nmt.config.schema.data import Data
 from nmt.config.schema.model import SizeThresholds
-from nmt.config.validation import config_dir, drop_unused_values, validated, validated_union
 from nmt.system.processes import agreed
 from nmt.system.run import RunDirectory, load_config
 

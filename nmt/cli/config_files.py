@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from nmt.config.validation import config_dir, flatten
+from nmt.config.checks import config_dir, flatten
 
 RECIPES = "experiment"  # subfolders of this group hold choices; a subfolder of any other group is a group
 NO_KEYS = {"defaults", "hydra", "_target_"}  # entries of YAML files that users do not override

@@ -7,8 +7,8 @@ from hydra.errors import MissingConfigException
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from nmt.cli.config_files import RECIPES, choices_of, choices_with, group_files, keys_in, known_keys
+from nmt.config.checks import config_dir
 from nmt.config.errors import UserError, nearest, override_values
-from nmt.config.validation import config_dir
 
 
 def explain(error: BaseException, command: str, words: Sequence[str] = ()) -> str:

@@ -31,9 +31,9 @@ from optuna.trial import TrialState
 from nmt.cli.compose import as_words, last_overrides
 from nmt.cli.hydra_errors import explain
 from nmt.compare.jobs import record_failure
+from nmt.config.checks import validated
 from nmt.config.errors import UserError
 from nmt.config.schema.training import OptunaSettings
-from nmt.config.validation import validated
 from nmt.evaluate.metrics import sign_of
 from nmt.system.files import try_lock
 from nmt.system.run import PRUNED, RunDirectory

@@ -32,9 +32,8 @@ def _serve(config: ServeConfig) -> None:
     with exit_at_ctrl_c("serve"):
         import torch
 
-        from nmt.serve.app import application
         from nmt.serve.models import load_models
-        from nmt.serve.server import Rules, address, listen, run
+        from nmt.serve.server import Rules, address, application, listen, run
         from nmt.serve.service import QueueSettings, Service, worker_count
         from nmt.system.machine import fair_waiting, tune_memory
 

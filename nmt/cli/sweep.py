@@ -24,8 +24,8 @@ from nmt.cli.hydra_errors import explain
 from nmt.cli.launch import train
 from nmt.cli.run_command import STOPPED, log_to_stream
 from nmt.compare.jobs import job_name, mark_sweep, record_failure, report_jobs
+from nmt.config.checks import config_dir
 from nmt.config.errors import UserError, for_shell, quoted, user_path
-from nmt.config.validation import config_dir
 from nmt.system.files import folders_with
 from nmt.system.processes import cores, end_with, join_cluster, rank
 from nmt.system.run import ERROR, FINISHED, LOCK, PRUNED, SWEEP, RunDirectory, read_json

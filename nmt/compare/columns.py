@@ -3,11 +3,10 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 from nmt.compare.compare import SIGNIFICANT, Comparison
-from nmt.evaluate.metrics import METRICS, sign_of
+from nmt.evaluate.metrics import METRICS
 from nmt.system.text_table import Column, decimals, human_count, human_duration
 
 Row = Mapping[str, Any]
@@ -138,93 +137,3 @@ def score_decimals(metric: str) -> Callable[[float], str]:
 def p_value(p: float) -> str:
     """Format a p value with four decimals; a smaller one as <0.0001."""
     return f"{p:.4f}" if p >= LEAST_P else f"<{LEAST_P}"
-
-
-def power(comparison: Comparison) -> str:
-    """Describe how large a difference these seeds and sentences can detect; empty if no score varies."""
-    rows, name = comparison["differences"], METRICS[comparison["metric"]].heading
-    show, sizes = score_decimals(comparison["metric"]), [row["detectable"] for row in rows]
-    if not any(sizes):  # there is no pair of systems, or all outputs are equal
-        return ""
-    spread = f" (the median; {show(min(sizes))} to {show(max(sizes))})" if len(sizes) > 1 else ""
-    base = "between two systems" if comparison["baseline"] is None else f"to {comparison['baseline']}"
-    text = f"Detects a difference {base} of {show(median(sizes))} {name} with 80 %{spread}."
-    if not any(system["seeds"][1:] for system in comparison["systems"]):
-        text += (
-            " No system has a second seed, so that p and intervals contain only the variance between sentences: other "
-            "seeds may differ more."
-        )
-    return text
-
-
-def unequal_warning(comparison: Comparison) -> str:
-    """Warn of systems whose seeds vary much more than those of the others; empty if there are none."""
-    names = ", ".join(comparison["unequal"])
-    return names and (
-        f"The seeds of {names} vary more than twice as much as those of the others: the tests and intervals there rest "
-        "on few seeds. Train more seeds before you trust a star."
-    )
-
-
-def notes_on_scores(comparison: Comparison) -> str:
-    """Explain scores, intervals and tests."""
-    samples, trials = comparison["bootstrap_samples"], comparison["randomisation_trials"]
-    metric = METRICS[comparison["metric"]].heading
-    higher, lower = (
-        " and ".join(METRICS[name].heading for name in comparison["signatures"] if sign_of(name) == sign)
-        for sign in (1, -1)
-    )
-    directions = f"{higher}: higher is better; " if higher else ""
-    directions += f"{lower} and AER: lower is better" if lower else "AER: lower is better"
-    reference = "the other system" if comparison["baseline"] is None else comparison["baseline"]
-    groups = " Systems without a common letter differ." if comparison["baseline"] is None else ""
-    chosen = ""
-    if comparison["comparisons"] > len(comparison["differences"]):
-        chosen = (
-            f" {reference} is the baseline because it has the best score, and part of its lead is chance: p is "
-            "corrected for that, intervals and raw p are not."
-        )
-    return (
-        f"{directions}. {metric} of so many words: of the fifth of the test set with the longest sources. Scores are "
-        "means over the seeds. ± "
-        f"after {metric} and after a difference is half the width of the 95 % interval, not corrected for the number "
-        "of comparisons; it contains the variance between sentences and, if a system has several seeds, that between "
-        "seeds. After another mean, ± is the standard deviation over the seeds. "
-        f"raw p: probability of a difference in {metric} from {reference} at least this large if both systems were "
-        "equally good, by a t test with both variances; if no system has several seeds, the larger p of paired "
-        f"bootstrap ({samples:,} samples) and paired approximate randomisation ({trials:,} trials). p: the same, "
-        f"corrected for {comparison['comparisons']} comparisons by Holm's method; * below {SIGNIFICANT}.{groups}"
-        f"{chosen} p, stratified: by stratified approximate randomisation, for these runs alone, not corrected. "
-        "detects: the difference found with a probability of about 80 %. seeds needed: the seeds of every system with "
-        "which a difference such as the observed one is found with about 80 %; inf: more seeds alone are not enough, "
-        "the test set is too small. Single runs are tested against the baseline's run of the same seed between "
-        "sentences alone, not corrected."
-    )
-
-
-def notes_on_costs(comparison: Comparison) -> str:
-    """Explain times, and scores at an equal budget of training; empty if no run has recorded its training."""
-    budget, machines = comparison["budget"], comparison["machines"]
-    heading = METRICS[comparison["metric"]].heading
-    if budget["updates"] is None:
-        return ""
-    text = (
-        f"validation {heading}, {budget['updates']:,} updates: at the number of updates of the shortest run, read from "
-        "the learning curves, linear between validations."
-    )
-    if budget["seconds"] is not None:
-        text += (
-            " ms/update: target tokens of a mean update, divided by the median speed of the logged windows. validation "
-            f"{heading}, {human_duration(budget['seconds'])}: read from the same curves at the time in which the "
-            "fastest system made all its updates. The time at a validation is the number of updates before it times "
-            "ms/update, without validations. Schedules are not shortened for it: a slower system is "
-            "in the middle of its own then."
-        )
-    if len(machines) > 1:
-        text += (
-            f" The runs are of {len(machines)} machines ({'; '.join(machines)}): times and speeds, and what is read at "
-            "equal time, do not compare between them."
-        )
-    elif machines:
-        text += f" Times and speeds are of {machines[0]}."
-    return text

@@ -40,13 +40,10 @@ def group(entries: Sequence[Entry]) -> list[System]:
     groups: dict[Hashable, list[Entry]] = {}
     for entry in entries:
         members = groups.setdefault(entry.config or (entry.name,), [])
-        if (twin := next((member for member in members if _are_dependent(member, entry)), None)) is None:
-            members.append(entry)
-        elif entry.hypotheses == twin.hypotheses:
-            log.warning("%s repeats %s: left out", entry.name, twin.name)
+        if twin := next((member for member in members if _are_dependent(member, entry)), None):
+            log.warning("left out: %s has the configuration and the seed of %s", entry.name, twin.name)
         else:
-            reason = "has the configuration and the seed of %s, so the two are not independent"
-            log.warning(f"%s {reason}: left out", entry.name, twin.name)
+            members.append(entry)
     systems = [sorted(members, key=lambda entry: (entry.seed or 0, entry.name)) for members in groups.values()]
     choices = [members[0].choices for members in systems if members[0].choices]
     # `varied` are the keys that differ between systems, without paths that differ within a system.
@@ -100,8 +97,8 @@ def find(name: str, systems: Sequence[System]) -> str | None:
     return None
 
 
-class Field:
-    """Systems on one test set, with the sentence statistics of all their runs."""
+class Statistics:
+    """The sentence statistics of all runs of some systems on one test set, with the tests of their differences."""
 
     def __init__(
         self, systems: Sequence[System], held_out: HeldOut, metric: str, resampling: significance.Resampling
@@ -114,7 +111,7 @@ class Field:
         for entry in tqdm(entries, "score", unit=" runs", disable=None, leave=False):
             self.outputs[entry.name] = count_sentences(entry, held_out).counts
         self.metrics = list(self.outputs[entries[0].name])
-        self._rows = {entry.name: row for row, entry in enumerate(entries)}
+        self._place = {entry.name: place for place, entry in enumerate(entries)}
         self._bootstrap = {
             metric: resampling.bootstrap([output[metric] for output in self.outputs.values()], metric)
             for metric in self.metrics
@@ -145,10 +142,12 @@ class Field:
         for system, entry in tqdm(pairs, "test", unit=" runs", disable=None, leave=False):
             row: Comparison = {"system": system.name, "seed": entry.seed, "run": entry.name}
             for metric in self.metrics:
-                interval = significance.half_width(self._bootstrap[metric][self._rows[entry.name]])
+                interval = significance.half_width(self._bootstrap[metric][self._place[entry.name]])
                 row |= {metric: self.score(entry, metric), f"{metric}_ci": interval}
             row = _all_rounded({**row, "aer": entry.aer, "machine": entry.training.machine or None})
-            base = None if baseline is None or system is baseline else baseline.of_seed(entry.seed)
+            base = None
+            if baseline is not None and system is not baseline:
+                base = next((other for other in baseline.entries if other.seed == entry.seed), baseline.entries[0])
             bootstrap, randomisation = ({}, {}) if base is None else self._paired_tests(entry, base, self.metrics)
             row |= {
                 "p_bootstrap": bootstrap.get(self.metric),
@@ -164,7 +163,7 @@ class Field:
         """Compute the uncertainty of a system's mean score: half the width of the 95 % interval (`_ci`), and the
         standard deviation of a run's score over bootstrap samples of the sentences, as a mean over the runs
         (`_sentence_sd`; s_sel of Clark et al. 2011)."""
-        metric, samples = self.metric, self._bootstrap[self.metric][self._rows_of(system)]
+        metric, samples = self.metric, self._bootstrap[self.metric][self._places(system)]
         scores, covariance = self._scores(system), self._covariance_of(system)
         effect = significance.mean_of_seeds(scores, covariance, self.sentences, self._seeds)
         return {
@@ -228,13 +227,14 @@ class Field:
     def _scores(self, system: System) -> list[float]:
         return [self.score(entry, self.metric) for entry in system.entries]
 
-    def _rows_of(self, *systems: System) -> list[int]:
-        return [self._rows[entry.name] for system in systems for entry in system.entries]
+    def _places(self, *systems: System) -> list[int]:
+        """List the places of the systems' runs in `_bootstrap` and `_covariance`."""
+        return [self._place[entry.name] for system in systems for entry in system.entries]
 
     def _covariance_of(self, *systems: System) -> Floats:
         """Return the covariance (n, n) of the scores of the systems' n runs over bootstrap samples."""
-        rows = self._rows_of(*systems)
-        return self._covariance[np.ix_(rows, rows)]
+        places = self._places(*systems)
+        return self._covariance[np.ix_(places, places)]
 
     def _paired_tests(
         self, entry: Entry, base: Entry, metrics: Sequence[str]
@@ -248,7 +248,7 @@ class Field:
         for metric in metrics:
             samples = self._bootstrap[metric]
             gain = self.score(entry, metric) - self.score(base, metric)
-            base_scores, scores = samples[self._rows[base.name]], samples[self._rows[entry.name]]
+            base_scores, scores = samples[self._place[base.name]], samples[self._place[entry.name]]
             bootstrap[metric] = significance.paired_bootstrap(base_scores, scores, gain)
         return bootstrap, self.resampling.paired_randomisation(base_outputs, outputs)
 
@@ -282,26 +282,23 @@ def compare(
     if metric is None:
         metric = metrics[0]
     elif metric not in metrics:
-        try:
-            check_known("metric", metric)
-        except ValueError as error:
-            raise UserError(str(error)) from None
+        check_known("metric", metric)
         held_out = replace(held_out, settings=replace(held_out.settings, metrics=(*metrics, metric)))
     resampling = significance.Resampling(len(held_out.references), bootstrap_samples, randomisation_trials)
-    field = Field(systems, held_out, metric, resampling)
-    systems = field.ranked()
+    statistics = Statistics(systems, held_out, metric, resampling)
+    systems = statistics.ranked()
     named = next((system for system in systems if system.name == baseline), None)
     base = None if baseline == ALL else named or systems[0]
-    tested = [_all_rounded(row) for row in field.differences(named)]
+    tested = [_all_rounded(row) for row in statistics.differences(named)]
     differences = [row for row in tested if base is None or row["baseline"] == base.name]
     budget = {  # an amount of training that every system has had, at which learning curves are compared
         "updates": _least(entry.training.updates for system in systems for entry in system.entries),
         # of the fastest system, as a mean over its seeds
         "seconds": _least(_mean(entry.training.cost for entry in system.entries) for system in systems),
     }
-    rows = [_system_row(system, field, held_out, budget) for system in systems]
+    rows = [_system_row(system, statistics, held_out, budget) for system in systems]
     if base is None:
-        letters = field.letters(differences)
+        letters = statistics.letters(differences)
         rows = [{**row, "letters": letters[row["name"]]} for row in rows]
     else:
         tests = {row["system"]: {key: row[key] for key in TESTS} for row in differences}
@@ -322,9 +319,9 @@ def compare(
         "systems": [{"rank": rank, **row} for rank, row in enumerate(rows, 1)],
         "differences": differences,
         "comparisons": len(tested),
-        "unequal": field.unequal(),
-        "runs": field.run_rows(base),
-        "examples": example_sentences(systems, field, held_out, examples, sentences),
+        "unequal": statistics.unequal(),
+        "runs": statistics.run_rows(base),
+        "examples": example_sentences(systems, statistics, held_out, examples, sentences),
     }
 
 
@@ -346,14 +343,14 @@ def _least(values: Iterable[float | None]) -> float | None:
     return min((value for value in values if value is not None), default=None)
 
 
-def _system_row(system: System, field: Field, held_out: HeldOut, budget: Mapping[str, Any]) -> Comparison:
+def _system_row(system: System, statistics: Statistics, held_out: HeldOut, budget: Mapping[str, Any]) -> Comparison:
     """Compute a system's row of the ranked table, with the data of its charts. Means are over the seeds."""
     entries = system.entries
     row: Comparison = {"name": system.name, "seeds": [entry.seed for entry in entries if entry.seed is not None]}
-    for metric in field.metrics:
-        values = [field.score(entry, metric) for entry in entries]
+    for metric in statistics.metrics:
+        values = [statistics.score(entry, metric) for entry in entries]
         row |= {metric: fmean(values), f"{metric}_sd": stdev(values) if len(values) > 1 else None}
-    row |= field.uncertainty(system)
+    row |= statistics.uncertainty(system)
     measures: dict[str, Callable[[Entry], float | None]] = {
         "aer": lambda entry: entry.aer,
         "perplexity": lambda entry: entry.training.perplexity,
@@ -365,7 +362,7 @@ def _system_row(system: System, field: Field, held_out: HeldOut, budget: Mapping
         "sentences_per_second": lambda entry: entry.sentences_per_second,
     }
     update_seconds = _mean(entry.training.update_seconds for entry in entries)
-    curve = _mean_curve(entries, field.metric)
+    curve = _mean_curve(entries, statistics.metric)
     row |= {key: _mean(map(measure, entries)) for key, measure in measures.items()}
     in_time = budget["seconds"] / update_seconds if budget["seconds"] and update_seconds else None
     row |= {"equal_updates": _score_after(curve, budget["updates"]), "equal_time": _score_after(curve, in_time)}
@@ -373,8 +370,8 @@ def _system_row(system: System, field: Field, held_out: HeldOut, budget: Mapping
         row["parameters"] = round(row["parameters"])
     row = _all_rounded(row)
     parts = min(MAX_BUCKETS, max(1, len(held_out.references) // MIN_BUCKET))
-    row["by_length"] = _by_length(entries, field, held_out.sources, parts)
-    longest = _by_length(entries, field, held_out.sources, FIFTHS)[-1]
+    row["by_length"] = _by_length(entries, statistics, held_out.sources, parts)
+    longest = _by_length(entries, statistics, held_out.sources, FIFTHS)[-1]
     row |= {"longest": longest["score"], "longest_words": longest["words"]}
     row["curve"] = []
     for point in curve:
@@ -383,9 +380,11 @@ def _system_row(system: System, field: Field, held_out: HeldOut, budget: Mapping
     return row
 
 
-def _by_length(entries: Sequence[Entry], field: Field, sources: Sequence[str], parts: int) -> list[Comparison]:
+def _by_length(
+    entries: Sequence[Entry], statistics: Statistics, sources: Sequence[str], parts: int
+) -> list[Comparison]:
     """Compute the mean score of runs for up to `parts` ranges of source length."""
-    runs = (score_by_length(field.counts(entry), field.metric, sources, parts) for entry in entries)
+    runs = (score_by_length(statistics.counts(entry), statistics.metric, sources, parts) for entry in entries)
     return [
         {**bucket[0], "score": _rounded(fmean(part["score"] for part in bucket))} for bucket in zip(*runs, strict=True)
     ]
@@ -413,7 +412,7 @@ def _all_rounded(row: Mapping[str, Any]) -> Comparison:
 
 
 def example_sentences(
-    systems: Sequence[System], field: Field, held_out: HeldOut, count: int, sentences: Sequence[int]
+    systems: Sequence[System], statistics: Statistics, held_out: HeldOut, count: int, sentences: Sequence[int]
 ) -> list[dict[str, Any]]:
     """Collect the translations and word attention of example sentences from the first run of each system.
 
@@ -425,7 +424,7 @@ def example_sentences(
         if number > total:
             raise UserError(f"sentences={number}: the held-out set has {total}")
     firsts = [(system, system.entries[0]) for system in systems]
-    scores = np.array([METRICS[field.metric].of_sentences(field.counts(entry)) for _, entry in firsts])
+    scores = np.array([METRICS[statistics.metric].of_sentences(statistics.counts(entry)) for _, entry in firsts])
     if sentences:
         numbers = [number - 1 for number in dict.fromkeys(sentences)]
     else:

@@ -7,13 +7,14 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from nmt.config.checks import validated
 from nmt.config.errors import UserError, for_shell, format_value, printable, user_path
 from nmt.config.schema.commands import Evaluation
-from nmt.config.validation import validated
 from nmt.data.text import open_text, user_lines
 from nmt.data.word_alignment import alignment_error_rate, parse_pharaoh
 from nmt.evaluate.evaluation import score_settings
@@ -46,15 +47,12 @@ class HeldOut:
 
     def difference(self, other: "HeldOut") -> str | None:
         """Say why scores on this set and on the other one are not comparable; None if they are."""
-        pairs = {"sources": (self.sources, other.sources), "references": (self.references, other.references)}
-        for side, (lines, other_lines) in pairs.items():
-            if len(lines) != len(other_lines):
-                size, other_size = counted(len(lines), side[:-1]), f"{len(other_lines)}"
-                return f"the held-out set has {size} in the first, {other_size} in the second"
-            for number, (line, other_line) in enumerate(zip(lines, other_lines, strict=True), 1):
+        for side in ("sources", "references"):
+            pairs = zip_longest(getattr(self, side), getattr(other, side))
+            for number, (line, other_line) in enumerate(pairs, 1):
                 if line != other_line:
-                    lines_differ = f"line {number} of the {side} is {line!r} in the first, {other_line!r} in the second"
-                    return f"the held-out sets differ: {lines_differ}"
+                    lines = f"line {number} of the {side} is {line!r} in the first, {other_line!r} in the second"
+                    return f"the held-out sets differ: {lines}"
         if replace(other.settings, metrics=self.settings.metrics) != self.settings:
             return f"scores are computed differently: {self.settings} in the first, {other.settings} in the second"
         return None
@@ -92,33 +90,28 @@ class Training:
     @classmethod
     def read(cls, manifest: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> "Training":
         """Read the manifest and the records of metrics.jsonl. Raises ValueError, TypeError or KeyError for malformed
-        values.
-
-        `update_seconds` is the mean number of target tokens of an update, divided by the median of the logged speeds,
-        which ignores times when the machine did other work.
-        """
+        values. `update_seconds` is the mean number of target tokens of an update, divided by the median of the logged
+        speeds, which ignores times when the machine did other work."""
         training = manifest.get("training", {})
         seconds, updates, tokens, rate, best = (
-            _measure(training.get(key))
+            _in_range(training.get(key))
             for key in ("seconds", "steps", "target_tokens", "target_tokens_per_second", "best_step")
         )
-        rates = [
-            _measure(record["train/tokens_per_second"]) for record in metrics if record.get("train/tokens_per_second")
-        ]
+        rates = [_in_range(speed) for record in metrics if (speed := record.get("train/tokens_per_second"))]
+        steps = [int(_in_range(record["step"])) for record in metrics if "step" in record]
         validations = []
         for record in metrics:
             names = [name for name in METRICS if f"validation/{name}" in record]
-            scores = {name: float(_measure(record[f"validation/{name}"])) for name in names}
+            scores = {name: float(_in_range(record[f"validation/{name}"])) for name in names}
             perplexity = record.get("validation/perplexity")
             if perplexity is not None and perplexity > LARGEST:  # training has diverged
                 perplexity = None
             if scores:
-                step, epoch = int(_measure(record["step"])), float(_measure(record["epoch"]))
-                validations.append(Validation(step, epoch, scores, _measure(perplexity)))
+                step, epoch = int(_in_range(record["step"])), float(_in_range(record["epoch"]))
+                validations.append(Validation(step, epoch, scores, _in_range(perplexity)))
         return cls(
             seconds=seconds or None,
-            updates=updates
-            or max((int(_measure(record["step"])) for record in metrics if "step" in record), default=None),
+            updates=updates or max(steps, default=None),
             update_seconds=tokens / updates / median(rates) if tokens and updates and rates else None,
             tokens_per_second=rate or None,
             perplexity=next((each.perplexity for each in reversed(validations) if each.updates == best), None),
@@ -138,7 +131,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Entry:
-    """One output to compare. Of a system that is not a run, all fields but name and output are None or empty."""
+    """One output to compare. Of a system that is not a run, all fields but name and hypotheses are None or empty."""
 
     name: str  # the run's directory, or the system's name
     hypotheses: Sequence[str]
@@ -159,10 +152,6 @@ class System:
 
     name: str
     entries: list[Entry]
-
-    def of_seed(self, seed: int | None) -> Entry:
-        """Return the entry with this seed, or else the first entry."""
-        return next((entry for entry in self.entries if entry.seed == seed), self.entries[0])
 
 
 def find_runs(names: Sequence[str]) -> dict[Path, bool]:
@@ -246,7 +235,7 @@ def _read_run(path: Path, split: str) -> tuple[Entry, HeldOut]:
         name=printable(os.path.relpath(path)),
         hypotheses=hypotheses,
         aer=aer,
-        sentences_per_second=_measure(results.get("sentences_per_second")),
+        sentences_per_second=_in_range(results.get("sentences_per_second")),
         word_weights=words if words.is_file() else None,
         **fields,
     )
@@ -266,7 +255,7 @@ def _read_training(run: RunDirectory) -> tuple[dict[str, Any], ScoreSettings, st
         "seed": seed,
         "config": run.system_digest(),
         "choices": run.recorded_choices(),
-        "parameters": _measure(manifest.get("parameters")),
+        "parameters": _in_range(manifest.get("parameters")),
         "training": Training.read(manifest, read_metrics(run.metrics)),
     }
     return fields, settings, f"nmt-evaluate {for_shell('run', run.source)}"
@@ -283,7 +272,7 @@ def read_settings(values: Mapping[str, Any]) -> ScoreSettings:
 def _read_evaluation(folder: RunDirectory) -> tuple[dict[str, Any], ScoreSettings, str]:
     """Read from the folder of an evaluation, such as an ensemble's, what `_read_training` reads from a trained run."""
     values = read_json(folder.path / EVALUATION)
-    parameters = _measure(values["parameters"])
+    parameters = _in_range(values["parameters"])
     fields = {"config": digest(values), "choices": dict(values["asked"]), "parameters": parameters}
     command = f"nmt-evaluate {for_shell('run', values['members'])} {for_shell('output', folder.path)}"
     return fields, score_settings(Evaluation(**values["evaluation"]), ""), command
@@ -304,8 +293,8 @@ def describe_machine(machine: Mapping[str, Any]) -> str:
     return printable(", ".join(map(str, (*(machine[key] for key in ("name", "precision") if key in machine), *counts))))
 
 
-def _measure(value: Any) -> Any:  # noqa: ANN401
-    """Return a duration, rate, score or count unchanged, also None. Raises ValueError if it is out of range."""
+def _in_range(value: Any) -> Any:  # noqa: ANN401
+    """Return a duration, rate, score, count or None as it is. Raises ValueError if it is negative or too large."""
     if value is not None and not 0 <= value <= LARGEST:
         raise ValueError(f"{value!r} is out of range")
     return value

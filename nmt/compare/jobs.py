@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from nmt.compare.entry import planned_jobs
+from nmt.config.checks import config_dir
 from nmt.config.errors import UserError, override_values, printable
-from nmt.config.validation import config_dir
 from nmt.evaluate.metrics import METRICS
 from nmt.system import text_table as table
 from nmt.system.files import folders_with, short_name, to_json, write_atomically

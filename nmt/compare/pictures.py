@@ -52,7 +52,7 @@ WIDTH = 8.6  # width of a picture in inches
 FONT, LINE = 8.5, 12.0  # size of a name and height of its line, in points
 DPI = 200
 MAX_NAME = 30  # largest number of characters of a name
-CENTRAL = 0.9  # share of the systems that decides the limits of an axis; systems beyond are drawn at its edge
+CENTRAL = 0.9  # fraction of the systems that decides the limits of an axis; systems beyond are drawn at its edge
 MIN_TICKS = 3  # a logarithmic axis with fewer ticks at round multiples of powers of 10 gets evenly spaced ticks
 SVG = "http://www.w3.org/2000/svg"
 Drawn = tuple[str, Figure, Mapping[str, Sequence[str]]]  # title, figure and hints of a Picture
@@ -139,16 +139,15 @@ def draw(comparison: Comparison) -> dict[str, Picture]:
     pictures: dict[str, Drawn | None] = {}
     with _style(names):
         pictures["differences"] = _forest(comparison, names)
-        cost, unit = _scaled([system["cost_seconds"] for system in systems])
         # A time of 0, of a training too short to measure, has no place on a logarithmic axis.
-        points = series([(time or None, system[metric])] for time, system in zip(cost, systems, strict=True))
-        pictures["cost"] = _scatter(points, f"{heading} against training time", f"training time, {unit}", metric)
-        times = [[point["seconds"] for point in system["curve"]] for system in systems]
-        timed = all(value for values in times for value in values)
-        scaled, unit = _scaled([value for values in times for value in values])
-        x_values = iter(scaled if timed else [point["epoch"] for system in systems for point in system["curve"]])
-        curves = series([(next(x_values), point["score"]) for point in system["curve"]] for system in systems)
-        label = f"training time, {unit}" if timed else "epoch"
+        costs = [system["cost_seconds"] or None for system in systems]
+        label, length = _time_axis(costs)
+        points = [[(cost and cost / length, system[metric])] for cost, system in zip(costs, systems, strict=True)]
+        pictures["cost"] = _scatter(series(points), f"{heading} against training time", label, metric)
+        times = [point["seconds"] for system in systems for point in system["curve"]]
+        timed = all(times)
+        (label, length), x = (_time_axis(times), "seconds") if timed else (("epoch", 1), "epoch")
+        curves = series([(point[x] / length, point["score"]) for point in system["curve"]] for system in systems)
         pictures["curves"] = _lines(curves, "Learning curves", label, f"validation {heading}", logarithmic=timed)
         pictures["length"] = _lengths(systems, names, metric)
     return {name: Picture(name, *drawn) for name, drawn in pictures.items() if drawn is not None}
@@ -177,11 +176,11 @@ def _style(names: Sequence[str] = (), salt: str = "nmt") -> Iterator[None]:
         yield
 
 
-def _scaled(seconds: Sequence[float | None]) -> tuple[list[float | None], str]:
-    """Convert times to a unit that suits the longest one; return the times and the name of the unit."""
+def _time_axis(seconds: Iterable[float | None]) -> tuple[str, int]:
+    """Choose a unit that suits the longest of some times; return the label of the axis and the unit in seconds."""
     longest = max((value for value in seconds if value is not None), default=0)
     unit, length = next(((u, n) for u, n in (("hours", 3600), ("minutes", 60)) if longest >= 2 * n), ("seconds", 1))
-    return [None if value is None else value / length for value in seconds], unit
+    return f"training time, {unit}", length
 
 
 def _marking(number: int) -> dict[str, Any]:
@@ -349,7 +348,7 @@ def _scatter(plotted: Sequence[Series], title: str, x_label: str, metric: str) -
 
 
 def _scale_logarithmically(axes: Axes, values: Sequence[float], margin: float) -> None:
-    """Make the x axis logarithmic, and say so in its label. margin: on both sides, as a share of the axis's length."""
+    """Make the x axis logarithmic, and say so in its label. margin: on both sides, as a fraction of its length."""
     space = 1.02 * (max(values) / min(values)) ** margin
     start, end = min(values) / space, max(values) * space
     axes.set(xscale="log", xlim=(start, end), xlabel=f"{axes.get_xlabel()} (logarithmic)")

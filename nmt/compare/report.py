@@ -7,9 +7,10 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
 from nmt.compare import columns
@@ -21,10 +22,17 @@ from nmt.config.errors import UserError, nearest, printable
 from nmt.evaluate.metrics import METRICS, sign_of
 from nmt.system import text_table as table
 from nmt.system.files import to_json, write_atomically
-from nmt.system.text_table import Column, counted
+from nmt.system.text_table import Column, counted, human_duration
 
 Render = Callable[[Sequence[Mapping[str, object]], Sequence[Column]], str]
 UNKNOWN = Cell("\N{EN DASH}", None)
+TEMPLATES = Environment(
+    loader=FileSystemLoader(Path(__file__).parent),
+    autoescape=select_autoescape(["html"]),
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
 log = logging.getLogger(__name__)
 
 
@@ -109,13 +117,31 @@ def tables(comparison: Comparison, render: Render, in_full: bool = False) -> str
     }
     missing = [escape(printable(sentence)) for sentence in comparison["missing"]]
     parts = [title, *missing, _text_table(comparison, "systems", shown, render)]
-    parts += [columns.power(named), columns.unequal_warning(named)]
+    parts += notes(named, in_full)
     if in_full and comparison["baseline"] is None and comparison["differences"]:
         parts += [_text_table(comparison, "differences", columns.difference_columns(comparison), render)]
     if in_full:
         parts += [_text_table(comparison, "runs", columns.run_columns(comparison), render)]
-        parts += [columns.notes_on_scores(named), columns.notes_on_costs(named)]
-    return "\n\n".join(filter(None, parts))
+    return "\n\n".join(parts)
+
+
+def notes(comparison: Comparison, in_full: bool = True) -> list[str]:
+    """Say which differences the tests can detect, and warn of unequal seeds; `in_full`, also explain the columns."""
+    metric, signatures = comparison["metric"], comparison["signatures"]
+    higher, lower = ([METRICS[name].heading for name in signatures if sign_of(name) == sign] for sign in (1, -1))
+    text = TEMPLATES.get_template("notes.txt").render(
+        comparison=comparison,
+        in_full=in_full,
+        heading=METRICS[metric].heading,
+        show=columns.score_decimals(metric),
+        sizes=[row["detectable"] for row in comparison["differences"]],
+        higher=higher,
+        lower=lower,
+        significant=SIGNIFICANT,
+        median=median,
+        duration=human_duration,
+    )
+    return [" ".join(paragraph.split()) for paragraph in text.split("\n\n") if paragraph.strip()]
 
 
 def _text_table(comparison: Comparison, key: str, shown: Sequence[Column], render: Render) -> str:
@@ -149,26 +175,15 @@ def _csv(comparison: Comparison, key: str) -> str:
 
 def page(comparison: Comparison, pictures: Mapping[str, Picture]) -> str:
     """Render the comparison as one self-contained HTML file."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["breakable"] = breakable
     numbers = {system["name"]: rank for rank, system in enumerate(comparison["systems"])}
-    return environment.get_template("page.html").render(
+    return TEMPLATES.get_template("page.html").render(
         comparison=comparison,
         theme=THEME,
         headings={name: metric.heading for name, metric in METRICS.items()},
         system_table=_page_table(comparison, "systems", columns.system_columns(comparison)),
         run_table=_page_table(comparison, "runs", columns.run_columns(comparison)),
         difference_table=_page_table(comparison, "differences", columns.difference_columns(comparison)),
-        notes=[
-            *(columns.power(comparison), columns.unequal_warning(comparison)),
-            *(columns.notes_on_scores(comparison), columns.notes_on_costs(comparison)),
-        ],
+        notes=notes(comparison),
         numbers=numbers,
         marks={name: key(rank) for name, rank in numbers.items()},
         charts=[picture.inline() for picture in pictures.values()],
@@ -179,6 +194,9 @@ def page(comparison: Comparison, pictures: Mapping[str, Picture]) -> str:
 def breakable(name: str) -> Markup:
     """Allow line breaks between the parts of a name such as attention/score=dot."""
     return Markup("<wbr>").join(re.split(r"(?<=[/=.,_])", name))
+
+
+TEMPLATES.filters["breakable"] = breakable
 
 
 def _page_table(comparison: Comparison, key: str, shown: Sequence[Column]) -> dict[str, Any]:

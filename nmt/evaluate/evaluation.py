@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from nmt.config.checks import flatten
 from nmt.config.errors import UserError
 from nmt.config.schema import commands as schema
-from nmt.config.validation import flatten
 from nmt.data.word_alignment import alignment_error_rate, parse_pharaoh
 from nmt.evaluate.metrics import (
     WITHOUT_TEXT,
@@ -44,21 +44,15 @@ class Evaluation(NamedTuple):
 
 
 def score_settings(config: schema.Evaluation, target_lang: str, monitor: str | None = None) -> ScoreSettings:
-    """Make the settings of scores. With tokenize=auto, `tokenizer_for` chooses the tokenizer by `target_lang`.
-
-    Tries the settings once: an unknown metric, also as `monitor` (validation.monitor), or an unavailable tokenizer
-    raises UserError before training.
-    """
+    """Make the settings of scores. With tokenize=auto, `tokenizer_for` chooses the tokenizer by `target_lang`. Raises
+    UserError for an unknown metric, also as `monitor` (validation.monitor), and for an unavailable tokenizer."""
     tokenize = tokenizer_for(target_lang) if config.tokenize == "auto" else config.tokenize
     settings = ScoreSettings(tokenize, config.lowercase, tuple(config.metrics))
-    try:
-        for name in config.metrics:
-            check_known("evaluation.metrics", name)
-        if monitor is not None:
-            check_known("validation.monitor", monitor, WITHOUT_TEXT)
-        signatures(settings)
-    except ValueError as error:
-        raise UserError(str(error)) from None
+    for name in config.metrics:
+        check_known("evaluation.metrics", name)
+    if monitor is not None:
+        check_known("validation.monitor", monitor, WITHOUT_TEXT)
+    signatures(settings)  # raises UserError now, before a training
     return settings
 
 
@@ -73,9 +67,9 @@ def evaluate(
     """Translate the sources, score the best translations by `metrics`, or else by all metrics of the settings, and
     measure the speed of translation."""
     translator.reseed()
-    start = time.perf_counter()
+    began = time.perf_counter()
     translations = [nbest[0] for nbest in translator.translate_nbest(sources, 1, progress)]
-    seconds = time.perf_counter() - start
+    seconds = time.perf_counter() - began
     hypotheses, speed = [translation.text for translation in translations], len(sources) / seconds
     counted = count(hypotheses, references, settings, metrics, sources)
     return Evaluation(translations, counted.scores(), speed, counted)
@@ -95,10 +89,8 @@ def align(
     gold: Sequence[str] | None,
     progress: Progress | None = None,
 ) -> ReferenceAlignment | None:
-    """Align references to sources by the attention weights of forced decoding; return None without attention.
-
-    Computes AER, precision and recall (Och and Ney 2003) if `gold` alignments are given.
-    """
+    """Align references to sources by the attention weights of forced decoding; return None without attention. With
+    `gold` alignments, compute AER, precision and recall too (Och and Ney 2003)."""
     if not translator.model.attends:
         return None
     pharaoh = [translation.word_alignment() for translation in translator.score(sources, references, progress=progress)]
@@ -125,10 +117,8 @@ class EvaluationFolder:
         settings: ScoreSettings,
         checkpoint: str,
     ) -> Self:
-        """Describe an evaluation in this folder, without writing anything yet.
-
-        Raises UserError if the folder already holds an evaluation of other runs or settings.
-        """
+        """Describe an evaluation in this folder, without writing anything yet. Raises UserError if the folder already
+        holds an evaluation of other runs or settings."""
         shortlist = translator.shortlist
         description = {
             "members": [str(run.source.resolve()) for run in runs],
@@ -149,16 +139,10 @@ class EvaluationFolder:
             )
         return cls(RunDirectory(folder), description)
 
-    def write_description(self) -> None:
-        """Write evaluation.json, by which nmt-compare recognises the folder."""
-        self.folder.update_json(self.folder.path / EVALUATION, self.description)
-
 
 def _choices(runs: Sequence[RunDirectory], translator: Translator) -> dict[str, Any]:
-    """Merge the runs' recorded choices, and add the settings that this evaluation changes.
-
-    Values in which the runs differ are joined by "+". Choices of the search are taken from the first run.
-    """
+    """Merge the runs' recorded choices, and add the settings that this evaluation changes. Values in which the runs
+    differ are joined by "+"; choices of the search are those of the first run."""
     recorded = [run.recorded_choices() for run in runs]
     joined: dict[str, Any] = {"ensemble": len(runs)} if len(runs) > 1 else {}
     for key in dict.fromkeys(key for choices in recorded for key in choices):
@@ -181,13 +165,11 @@ def _choices(runs: Sequence[RunDirectory], translator: Translator) -> dict[str, 
 def warn_if_texts_differ(runs: Sequence[RunDirectory], split: str) -> None:
     """Warn of runs whose held-out texts differ from those of the first run, which are scored: these runs may have been
     trained on the scored texts."""
-
-    def text(run: RunDirectory) -> list[bytes | None]:
-        files = [run.data / f"{split}.{side}" for side in ("source", "target")]
-        return [file.read_bytes() if file.is_file() else None for file in files]
-
-    for run in runs[1:]:
-        if text(run) != text(runs[0]):
+    texts = []
+    for run in runs:
+        files = (run.data / f"{split}.{side}" for side in ("source", "target"))
+        texts.append([file.read_bytes() if file.is_file() else None for file in files])
+        if texts[-1] != texts[0]:
             log.warning("%s: its %s set differs from that of %s, which is scored", run.source, split, runs[0].source)
 
 
@@ -205,17 +187,13 @@ def evaluate_run(
     """Evaluate a split of a run's corpus. Returns the entry of results.json and the evaluation.
 
     Writes hypotheses/<split>.txt, word alignments of translations and references to alignments/, and the entry of
-    results.json: to the folder `output`, by default to the run's directory.
-
-    suffix: names the settings that differ from the run's configuration, and is given only without `output`. Unless it
-    is empty, <split>.<suffix> replaces <split> in all names, so that earlier results stay.
-
-    on_result: receives the entry before the files are written.
+    results.json: to the folder `output`, by default to the run's directory. With a `suffix`, which names settings that
+    differ from the run's, <split>.<suffix> replaces <split> in all names, so that earlier results stay. on_result:
+    receives the entry before the files are written.
     """
     sources, references, gold = run.held_out(split)
     written = run if output is None else output.folder
     read_json(written.results)  # if this file is damaged, raise before the long work
-    saved = _time_of_checkpoint(run, checkpoint)
     evaluation = evaluate(translator, sources, references, settings, progress=progress)
     main = settings.metrics[0]
     result: dict[str, Any] = {
@@ -234,22 +212,8 @@ def evaluate_run(
         result["members"] = output.description["members"]
     if on_result is not None:
         on_result(result)
-
-    def save() -> None:
-        if output is not None or _time_of_checkpoint(run, checkpoint) == saved:
-            _write(run, split, output, suffix, result, evaluation, aligned)
-        else:
-            log.warning("%s: training has replaced the checkpoint meanwhile: the scores are not saved", run.path)
-
-    translator.group.on_main(save)
+    translator.group.on_main(lambda: _write(run, split, output, suffix, result, evaluation, aligned))
     return result, evaluation
-
-
-def _time_of_checkpoint(run: RunDirectory, checkpoint: str) -> int | None:
-    """Return when a checkpoint of the run was saved, in nanoseconds; None if there is none."""
-    names = (f"{checkpoint}.safetensors", f"{checkpoint}.pt")
-    files = (run.checkpoints / name for name in names)
-    return next((file.stat().st_mtime_ns for file in files if file.is_file()), None)
 
 
 def _write(
@@ -265,7 +229,7 @@ def _write(
     if output is not None:
         sources, references, gold = run.held_out(split)
         run = output.folder
-        output.write_description()
+        run.update_json(run.path / EVALUATION, output.description)  # nmt-compare recognises the folder by this file
         run.write_held_out(split, sources, references, gold)
     if aligned is not None:
         links = [translation.word_alignment() for translation in evaluation.translations]

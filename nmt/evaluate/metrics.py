@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -23,10 +22,8 @@ from rapidfuzz.distance import Levenshtein
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
-from sacrebleu.tokenizers.tokenizer_spm import SPM_MODELS
-from sacrebleu.utils import SACREBLEU_DIR
 
-from nmt.config.errors import nearest
+from nmt.config.errors import UserError, nearest
 from nmt.translate.similarity import Floats, bleu_score, chrf_score
 
 Counts = NDArray[np.int64]
@@ -63,8 +60,8 @@ class Metric(ABC):
         """Count the statistics (N, k) of N outputs in NFC, and return them with the metric's signature. Column 1 does
         not depend on the outputs.
 
-        The signature names all that the score depends on, such as sacreBLEU's version. Raises ValueError if a setting
-        is unknown or needs a package that is not installed.
+        The signature names all that the score depends on, such as sacreBLEU's version. Raises UserError for an unknown
+        setting, and for one that needs a package that is not installed.
         """
 
     @abstractmethod
@@ -82,29 +79,19 @@ class Bleu(Metric):
     heading = "BLEU"
 
     def count(self, hypotheses: Sequence[str], answers: Answers, settings: ScoreSettings) -> tuple[Counts, str]:
-        """(N, 10): see `bleu_score`. Raises ValueError if the tokenizer is unknown or not installed."""
+        """(N, 10): see `bleu_score`. Raises UserError if the tokenizer is unknown or not installed."""
         name = settings.tokenize
         if name not in BLEU.TOKENIZERS:
-            raise ValueError(f"evaluation.tokenize: {name!r} is unknown; allowed: {', '.join(BLEU.TOKENIZERS)}")
+            raise UserError(f"evaluation.tokenize: {name!r} is unknown; allowed: {', '.join(BLEU.TOKENIZERS)}")
         try:
             # `force` silences the warning that the text looks tokenized. Some corpora are tokenized on purpose.
             scorer = BLEU(tokenize=name, lowercase=settings.lowercase, force=True)
-        except RuntimeError as error:  # no dictionary for the Japanese or Korean tokenizer, or a damaged download
-            if name in SPM_MODELS:
-                file = Path(SACREBLEU_DIR, "models", Path(SPM_MODELS[name]["url"]).name)
-                raise ValueError(
-                    f"evaluation.tokenize: {file} is damaged; delete it, so that it is downloaded again"
-                ) from error
-            package = f'"sacrebleu[{name.partition("-")[0]}]"'
-            raise ValueError(f"evaluation.tokenize: {name!r} needs more packages: pip install {package}") from error
-        except OSError as error:  # the SentencePiece tokenizers download their model once
-            raise ValueError(
-                f"evaluation.tokenize: {name!r} cannot download its model ({error}); try again or use another"
-            ) from error
+        except (RuntimeError, OSError) as error:  # it lacks a package, or its model is damaged or cannot be downloaded
+            reason = " ".join(str(error).split())
+            raise UserError(f"evaluation.tokenize: {name!r} cannot be used: {reason}") from error
         return _sacrebleu(scorer, hypotheses, answers)
 
     def formula(self, sums: Floats) -> Floats:
-        """(..., 10) -> (...), with sacreBLEU's exponential smoothing."""
         return bleu_score(sums)
 
     def of_sentences(self, counts: Counts) -> Floats:
@@ -122,32 +109,35 @@ class Chrf(Metric):
         return _sacrebleu(CHRF(lowercase=settings.lowercase), hypotheses, answers)
 
     def formula(self, sums: Floats) -> Floats:
-        """(..., 18) -> (...)."""
         return chrf_score(sums)
 
 
-class Ter(Metric):
+class ErrorRate(Metric):
+    """Errors divided by a length, in percent: (..., 2) -> (...). Errors where nothing is right count as 100 %."""
+
+    higher_is_better = False
+
+    def formula(self, sums: Floats) -> Floats:
+        errors, length = sums[..., 0], sums[..., 1]
+        return 100 * np.where(length > 0, errors / np.where(length > 0, length, 1.0), errors > 0)
+
+
+class Ter(ErrorRate):
     """Translation edit rate (Snover et al. 2006), in percent."""
 
     heading = "TER"
-    higher_is_better = False
 
     def count(self, hypotheses: Sequence[str], answers: Answers, settings: ScoreSettings) -> tuple[Counts, str]:
         """(N, 2): edits, and words of the reference."""
         splits = settings.tokenize in _SPLITS_CHARACTERS  # sacreBLEU splits characters only if it also normalises
         return _sacrebleu(TER(normalized=splits, asian_support=splits), hypotheses, answers)
 
-    def formula(self, sums: Floats) -> Floats:
-        """(..., 2) -> (...)."""
-        return _edit_rate(sums)
 
-
-class WrongOutputs(Metric):
-    """The share of outputs that are not exactly right, in percent. Where each line is one word, such as a pronunciation
+class WrongOutputs(ErrorRate):
+    """How many outputs are not exactly right, in percent. Where each line is one word, such as a pronunciation
     of its sounds, this is the word error rate of grapheme-to-phoneme conversion (Gorman et al. 2020)."""
 
     heading = "WER"
-    higher_is_better = False
 
     def count(self, hypotheses: Sequence[str], answers: Answers, settings: ScoreSettings) -> tuple[Counts, str]:
         """(N, 2): 1 unless the output equals one of the answers but for spaces, and 1."""
@@ -157,30 +147,21 @@ class WrongOutputs(Metric):
         ]
         return np.array([wrong, np.ones(len(wrong))], np.int64).T, f"case:{_case(settings)}|refs:any"
 
-    def formula(self, sums: Floats) -> Floats:
-        """(..., 2) -> (...)."""
-        return _edit_rate(sums)
 
-
-class SymbolErrors(Metric):
+class SymbolErrors(ErrorRate):
     """Symbol error rate, in percent: the edits that turn outputs into references, over the symbols of the references.
     Spaces separate symbols. Where symbols are phones, it is the phone error rate (Gorman et al. 2020)."""
 
     heading = "SER"
-    higher_is_better = False
 
     def count(self, hypotheses: Sequence[str], answers: Answers, settings: ScoreSettings) -> tuple[Counts, str]:
         """(N, 2): edits (Levenshtein 1966) to the nearest answer, and symbols of the sentence's own reference."""
-        rows = []
+        counts = []
         for output, right in zip(hypotheses, answers, strict=True):
             symbols, targets = _symbols(output, settings), [_symbols(answer, settings) for answer in right]
-            rows.append([min(Levenshtein.distance(symbols, target) for target in targets), len(targets[0])])
+            counts.append([min(Levenshtein.distance(symbols, target) for target in targets), len(targets[0])])
         version = f"version:rapidfuzz {rapidfuzz.__version__}"
-        return np.array(rows, np.int64), f"case:{_case(settings)}|refs:any|symbols:spaced|{version}"
-
-    def formula(self, sums: Floats) -> Floats:
-        """(..., 2) -> (...)."""
-        return _edit_rate(sums)
+        return np.array(counts, np.int64), f"case:{_case(settings)}|refs:any|symbols:spaced|{version}"
 
 
 def _symbols(line: str, settings: ScoreSettings) -> list[str]:
@@ -189,12 +170,6 @@ def _symbols(line: str, settings: ScoreSettings) -> list[str]:
 
 def _case(settings: ScoreSettings) -> str:
     return "lc" if settings.lowercase else "mixed"
-
-
-def _edit_rate(sums: Floats) -> Floats:
-    """Divide edits by lengths, in percent: (..., 2) -> (...). Edits of nothing count as 100 %."""
-    edits, length = sums[..., 0], sums[..., 1]
-    return 100 * np.where(length > 0, edits / np.where(length > 0, length, 1.0), edits > 0)
 
 
 METRICS: dict[str, Metric] = {
@@ -214,17 +189,15 @@ def sign_of(name: str) -> int:
 
 def shown(scores: Mapping[str, float]) -> str:
     """Format the metrics among these values for the log: "BLEU 35.20  TER 48.31"."""
-    parts = (
-        f"{metric.heading} {scores[name]:.{metric.decimals}f}" for name, metric in METRICS.items() if name in scores
-    )
-    return "  ".join(parts)
+    known = [(metric, scores[name]) for name, metric in METRICS.items() if name in scores]
+    return "  ".join(f"{metric.heading} {score:.{metric.decimals}f}" for metric, score in known)
 
 
 def check_known(key: str, name: str, others: Sequence[str] = ()) -> None:
-    """Raise ValueError, which names the configuration's `key`, unless `name` is a metric or one of `others`."""
+    """Raise UserError, which names the configuration's `key`, unless `name` is a metric or one of `others`."""
     allowed = [*METRICS, *others]
     if name not in allowed:
-        raise ValueError(f"{key}={name}: not one of {', '.join(allowed)}{nearest(name, allowed)}")
+        raise UserError(f"{key}={name}: not one of {', '.join(allowed)}{nearest(name, allowed)}")
 
 
 @dataclass(frozen=True)
@@ -236,7 +209,7 @@ class Counted:
 
     def scores(self) -> dict[str, float]:
         """Score all sentences together by each metric."""
-        return {name: corpus_score(rows, name) for name, rows in self.counts.items()}
+        return {name: corpus_score(counts, name) for name, counts in self.counts.items()}
 
 
 def corpus_score(counts: NDArray[np.int64] | Floats, metric: str) -> float:
@@ -254,8 +227,8 @@ def count(
     """Count the statistics of detokenised hypotheses with one reference each, for `metrics`, or else for all metrics of
     the settings.
 
-    Given the sources, WER and SER accept any reference of the same source, as for a homograph. Raises
-    ValueError if the numbers of hypotheses and references differ or are zero, or for an invalid setting.
+    Given the sources, WER and SER accept any reference of the same source, as for a homograph. Raises ValueError if the
+    numbers of hypotheses and references differ or are zero, and UserError for an invalid setting.
     """
     if len(hypotheses) != len(references) or not hypotheses:
         raise ValueError(
@@ -268,7 +241,7 @@ def count(
         for name in (settings.metrics if metrics is None else metrics)
     }
     return Counted(
-        {name: rows for name, (rows, _) in counted.items()},
+        {name: counts for name, (counts, _) in counted.items()},
         {name: signature for name, (_, signature) in counted.items()},
     )
 
@@ -289,24 +262,19 @@ def score(
     settings: ScoreSettings,
     metrics: Collection[str] | None = None,
 ) -> dict[str, float]:
-    """Score detokenised hypotheses against one reference each, as sacreBLEU's command line scores NFC text.
-
-    Raises ValueError as `count` does.
-    """
+    """Score detokenised hypotheses against one reference each, as sacreBLEU's command line scores NFC text."""
     return count(hypotheses, references, settings, metrics).scores()
 
 
 @cache
 def signatures(settings: ScoreSettings) -> Mapping[str, str]:
-    """Return the signature of each metric of the settings. Raises ValueError for an invalid setting."""
+    """Return the signature of each metric of the settings. Raises UserError for an invalid setting."""
     return count([""], ["x"], settings).signatures
 
 
 def tokenizer_for(languages: str) -> str:
-    """Return sacreBLEU's tokenizer for a target language code such as "de", "zh-CN" or "jpn_Jpan".
-
-    For several codes, separated by commas, returns their common tokenizer, or 13a if they have different tokenizers.
-    """
+    """Return sacreBLEU's tokenizer for a target language code such as "de", "zh-CN" or "jpn_Jpan". Several codes are
+    separated by commas: if their tokenizers differ, it is 13a."""
     codes = languages.lower().replace("_", "-").split(",")
     tokenizers = {_TOKENIZER_OF_LANGUAGE.get(code.partition("-")[0], "13a") for code in codes}
     return tokenizers.pop() if len(tokenizers) == 1 else "13a"
@@ -325,8 +293,8 @@ def score_by_length(
     if np.median(lengths) <= 1:
         lengths = np.array([len(source) for source in sources])
     longest, sizes = np.unique(lengths, return_counts=True)
-    shares = np.cumsum(sizes) / len(lengths)  # share of the sentences that are at most as long
-    edges = np.unique([longest[np.abs(shares - part / parts).argmin()] for part in range(1, parts + 1)])
+    covered = np.cumsum(sizes) / len(lengths)  # fraction of the sentences that are at most as long
+    edges = np.unique([longest[np.abs(covered - part / parts).argmin()] for part in range(1, parts + 1)])
     numbers = np.searchsorted(edges, lengths)
     bins: list[dict[str, float | list[int]]] = []
     for number in range(len(edges)):

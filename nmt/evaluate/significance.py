@@ -10,21 +10,14 @@ the sentences of R resamplings are then a product of matrices (R, N) and (N, k).
   nothing about other seeds.
 - Many comparisons: Holm's correction (1979), and groups of systems by letters (Piepho 2004).
 
-The outputs of system A have the scores a_j on the test set, j = 1 ... n_a, and those of system B the scores b_j. The
-difference D of the means has the t statistic
+The difference D of the means of n_a scores a and n_b scores b has the t statistic
 
     D = mean(a) - mean(b),    Var(D) = r_a^2 / n_a + r_b^2 / n_b + w,    t = D / sqrt(Var(D)),
 
-where r_a^2 and r_b^2 are the variances between the seeds of A and of B, and w is the variance of D that more seeds do
-not reduce, because all seeds of a system share it: it comes from the choice of the sentences. The degrees of freedom
-are Satterthwaite's (1946).
-
-A variance of two or three scores can be far too small by chance. r_a^2 is therefore the largest of three estimates
-(`SeedVariance`): the variance of A's own scores, the mean variance of all compared systems, and the variance that the
-choice of the sentences alone causes between seeds. It has the degrees of freedom of all systems' seeds, unless the
-scores of A vary so much more than those of the others that only A's own seeds tell how much. docs/results/notes.md
-has the figures of simulations. If every system has one seed, nothing is known of the variance between seeds: Var(D) is
-the variance over bootstrap samples of the sentences, and the two paired tests decide.
+where r_a^2 and r_b^2 are the variances between the seeds of A and of B (`SeedVariance`), and w comes from the choice of
+the sentences, which all seeds of a system share. docs/comparison.md explains the test, and docs/results/notes.md has
+the figures of simulations. If every system has one seed, Var(D) is the variance over bootstrap samples of the
+sentences, and the two paired tests decide.
 """
 
 import math
@@ -54,17 +47,12 @@ BISECTIONS = 45  # number of times that `t_quantile` halves its interval
 
 
 class Resampling:
-    """Resamples the sentences of a test set, to score outputs and to test their differences.
-
-    All outputs share the same draws, which are also sacreBLEU's.
-    """
+    """Resamples the sentences of a test set, to score outputs and to test their differences. All outputs share the same
+    draws, which are also sacreBLEU's."""
 
     def __init__(self, sentences: int, samples: int, trials: int) -> None:
-        """Draw the random numbers of all tests; the environment variable SACREBLEU_SEED sets their seed.
-
-        sentences: number N of sentences in the test set; samples: number R of bootstrap samples; trials: number of
-        randomisations.
-        """
+        """Draw the random numbers of all tests, with the seed in the environment variable SACREBLEU_SEED: `samples` (R)
+        bootstrap samples of N `sentences`, and `trials` randomisations."""
         self.samples, self.trials = samples, trials
         drawn = _generator().choice(sentences, size=(samples, sentences), replace=True)
         # (R, N): how often each bootstrap sample contains each sentence.
@@ -79,12 +67,9 @@ class Resampling:
         return np.concatenate([METRICS[metric].formula(part.reshape(len(part), len(outputs), -1)) for part in sums]).T
 
     def paired_randomisation(self, baseline: Output, output: Output) -> dict[str, float]:
-        """Test the difference between two outputs by paired approximate randomisation. Returns a p value per metric.
-
-        If both scores are equal, p = 1.
-        """
+        """Test the difference between two outputs by paired approximate randomisation. Returns a p value per metric."""
         one, other = (_beside(list(side.values())) for side in (baseline, output))
-        total, edges = one.sum(0) + other.sum(0), np.cumsum([0, *(rows.shape[1] for rows in output.values())])
+        total, edges = one.sum(0) + other.sum(0), np.cumsum([0, *(counts.shape[1] for counts in output.values())])
         differences: dict[str, list[Floats]] = {name: [] for name in output}
         for chunk in _chunks(self._swaps):
             swapped = other.sum(0) + chunk @ (one - other)
@@ -111,23 +96,19 @@ class Resampling:
         other, those without a partner stay. A system's score is computed from the sums over all its outputs. The test
         says nothing about other seeds.
         """
-        formula, stacks = (
-            METRICS[metric].formula,
-            [np.stack([np.asarray(rows, float) for rows in each]) for each in systems],
-        )
+        formula = METRICS[metric].formula
+        stacks = [np.stack([np.asarray(counts, float) for counts in outputs]) for outputs in systems]
         totals = [stack.sum((0, 1)) for stack in stacks]
         observed = {(a, b): float(formula(totals[a]) - formula(totals[b])) for a, b in pairs}
         p_values: dict[tuple[int, int], float] = {}
         for shape in dict.fromkeys((len(stacks[a]), len(stacks[b])) for a, b in pairs):
             members = [(a, b) for a, b in pairs if (len(stacks[a]), len(stacks[b])) == shape]
             differences: dict[tuple[int, int], list[Floats]] = {pair: [] for pair in members}
-            for sums_by_side in self._exchange(
-                stacks, [sorted({pair[side] for pair in members}) for side in (0, 1)], shape
-            ):
+            sides = [sorted({pair[side] for pair in members}) for side in (0, 1)]
+            for kept, given in self._exchange(stacks, sides, shape):
                 for a, b in members:
-                    first = sums_by_side[0][a] + sums_by_side[1][b]
-                    both = formula(first), formula(totals[a] + totals[b] - first)
-                    differences[a, b].append(np.abs(both[0] - both[1]))
+                    first = kept[a] + given[b]
+                    differences[a, b].append(np.abs(formula(first) - formula(totals[a] + totals[b] - first)))
             p_values |= {pair: _p_value(np.concatenate(parts), observed[pair]) for pair, parts in differences.items()}
             progress(len(members))
         return [p_values[pair] for pair in pairs]
@@ -172,7 +153,7 @@ def paired_bootstrap(baseline: Floats, scores: Floats, observed: float) -> float
     """Compute the p value of an observed difference from the scores of two outputs on the same bootstrap samples (R,).
 
     The differences on the samples lie around the observed one. Their mean is subtracted, as in sacreBLEU, so that they
-    show how far chance alone moves a difference. An observed difference of 0 has p = 1.
+    show how far chance alone moves a difference.
     """
     differences = np.abs(scores - baseline)
     return _p_value(differences - differences.mean(), observed)
@@ -200,7 +181,7 @@ def _p_value(differences: Floats, observed: float) -> float:
 
 def _beside(outputs: Sequence[Counts]) -> Floats:
     """Concatenate M outputs along their statistics, so that one product resamples all: M times (N, k) -> (N, M k)."""
-    return np.concatenate([np.asarray(rows, float) for rows in outputs], 1)
+    return np.concatenate([np.asarray(counts, float) for counts in outputs], 1)
 
 
 def _chunks(draws: NDArray[np.uint16] | NDArray[np.bool_]) -> Iterator[Floats]:
@@ -240,17 +221,13 @@ class SeedVariance:
         of_sentences = float(np.mean([_unshared_variance(covariances[index]) for index in several]))
         return cls(pooled, of_sentences, freedom, len(scores))
 
-    @property
-    def common(self) -> float:
-        """Return the variance that every system is assumed to have at least."""
-        return max(self.pooled, self.of_sentences)
-
     def of_system(self, scores: Sequence[float]) -> float:
-        """Return the variance between seeds of a system with these scores: its own, but at least `common`."""
-        return max(_variance(scores), self.common) if len(scores) > 1 else self.common
+        """Return the variance between seeds of a system with these scores: the largest of the three estimates."""
+        own = _variance(scores) if len(scores) > 1 else 0.0
+        return max(own, self.pooled, self.of_sentences)
 
     def stands_out(self, scores: Sequence[float]) -> bool:
-        """Do these scores of a system vary more than UNEQUAL times as much as those of the other systems?"""
+        """Check whether these scores of a system vary more than UNEQUAL times as much as those of the others."""
         own = len(scores) - 1
         if not 0 < own < self.freedom:
             return False
@@ -269,7 +246,7 @@ class Spread:
 
     @property
     def of_mean(self) -> float:
-        """Compute the variance of the mean over the seeds."""
+        """Return the variance of the mean over the seeds."""
         return self.variance / self.seeds
 
 
@@ -295,7 +272,8 @@ class Effect:
 
     @property
     def freedom(self) -> float:
-        """Compute the degrees of freedom of the variance (Satterthwaite 1946)."""
+        """Compute the degrees of freedom of the variance (Satterthwaite 1946): those of all systems' seeds, but of its
+        own seeds alone for a system that stands out."""
         of_sentences = max(self.sentences - 1, 1)
         if not self.variance or not self.seeds.freedom:
             return of_sentences
@@ -319,11 +297,9 @@ class Effect:
         return (t_quantile(1 - level / 2, freedom) + t_quantile(POWER, freedom)) * math.sqrt(self.variance)
 
     def seeds_needed(self, level: float) -> float | None:
-        """Estimate how many seeds of all systems make a true difference of size `value` detectable at this level.
-
-        Returns infinity if even MAX_SEEDS are too few, which means that the test set is too small. Returns None if the
-        variance between seeds is unknown, or if `value` is 0.
-        """
+        """Estimate how many seeds of all systems make a true difference of size `value` detectable at this level:
+        infinity if even MAX_SEEDS are too few, as the test set is too small; None if the variance between seeds is
+        unknown, or if `value` is 0."""
         if not self.seeds.freedom or abs(self.value) <= ROUNDING:
             return None
         counts = range(2, MAX_SEEDS + 1)
@@ -331,7 +307,7 @@ class Effect:
         return counts[index] if index < len(counts) else math.inf
 
     def _with(self, count: int) -> "Effect":
-        """Predict the effect if all systems had `count` seeds."""
+        """Predict the effect of the same size if all systems had `count` seeds."""
         spreads = [replace(spread, seeds=count) for spread in self.spreads]
         return replace(self, spreads=spreads, seeds=replace(self.seeds, freedom=self.seeds.systems * (count - 1)))
 
@@ -350,10 +326,7 @@ def difference(
 
 
 def mean_of_seeds(scores: Sequence[float], covariance: Floats, sentences: int, seeds: SeedVariance) -> Effect:
-    """Estimate the mean score of n seeds.
-
-    covariance: (n, n), the covariance of the scores over bootstrap samples of the sentences.
-    """
+    """Estimate the mean score of n seeds. covariance: (n, n), of the scores over bootstrap samples of the sentences."""
     return _effect(float(np.mean(scores)), (scores,), (covariance,), float(covariance.mean()), sentences, seeds)
 
 
@@ -380,21 +353,18 @@ def _variance(scores: Sequence[float]) -> float:
 
 
 def _unshared_variance(block: Floats) -> float:
-    """Compute the part of a seed's variance over bootstrap samples that other seeds of its system do not share.
-
-    It is the mean variance of a seed minus the mean covariance of two seeds, at least 0. block: covariance (n, n) of
-    the scores of n seeds over bootstrap samples of the sentences.
-    """
+    """Compute the part of a seed's variance over bootstrap samples that other seeds of its system do not share: the
+    mean variance of a seed minus the mean covariance of two seeds, at least 0. block: (n, n), their covariance."""
     variance, count = float(np.trace(block)) / len(block), len(block)
     return max(variance - (float(block.sum()) - variance * count) / (count * (count - 1)), 0.0)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Correct p values by Holm's method.
+    """Correct p values by Holm's method: if all corrected values up to a limit count as discoveries, the probability of
+    any false discovery is at most this limit.
 
-    If all corrected values up to a limit count as discoveries, the probability of any false discovery is at most this
-    limit. The i-th smallest of m values is multiplied by m - i + 1, and then replaced by the corrected value of the
-    (i-1)-th if that is larger. Corrected values are at most 1.
+    The i-th smallest of m values is multiplied by m - i + 1, and then replaced by the corrected value of the (i-1)-th
+    if that is larger. Corrected values are at most 1.
     """
     corrected, largest = [0.0] * len(p_values), 0.0
     for done, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):

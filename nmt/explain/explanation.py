@@ -21,8 +21,6 @@ from nmt.data.word_alignment import Weights
 from nmt.model.seq2seq import Seq2Seq
 from nmt.translate.guidance import prefix_tokens
 from nmt.translate.search import Attend
-from nmt.translate.selection import Node
-from nmt.translate.translation import Translation
 from nmt.translate.translator import Translator, evaluation_mode
 
 COPIES = 32  # copies of a sentence pair in a batch, at most; each gives the gradient of one target token
@@ -45,11 +43,6 @@ class Explanation:
     stops: list[int | None] | None
     # (T, S) gradient norms, each row divided by its sum; None if not computed
     saliency: NDArray[np.floating[Any]] | None
-
-    @property
-    def log_prob(self) -> float:
-        """Sum the natural log-probabilities of the tokens."""
-        return sum(self.token_log_probs)
 
 
 def explain(
@@ -86,10 +79,10 @@ def explain(
     (first, *others) = model.models
     if centres is not None and isinstance(first.decoder.attention, Attention):
         reach = first.decoder.attention.window.reach
-    shares = None
+    of_gradients = None
     if gradients and not others:
         with evaluation_mode(model):
-            shares = saliency(first, batch)
+            of_gradients = saliency(first, batch)
     return Explanation(
         source_pieces,
         pieces,
@@ -99,32 +92,13 @@ def explain(
         centres,
         reach,
         stops,
-        shares,
+        of_gradients,
     )
 
 
-def beam_tree(
-    translator: Translator, source: str, n: int, *, attend: Attend | None = None, prefix: str | Sequence[str] = ""
-) -> tuple[list[Translation], list[list[Node]]]:
-    """Translate a line, and return the n best translations with the candidates of each step of their beam search.
-
-    attend, prefix: see Translator.translate_nbest. Raises UserError if the search is not a beam search.
-    """
-    translator.method.check_nbest(n)
-    (source_ids,), (pieces,) = translator.encode([source])
-    if len(source_ids) == 1:
-        return translator.translate_nbest([source], n)[0], []
-    guidance = translator.guide.make([source], [source_ids], {"attend": attend, "prefix": prefix})
-    with evaluation_mode(translator.model):
-        hypotheses, steps = translator.tree(source_ids, n, guidance)
-    return [translator.translation(pieces, hypothesis) for hypothesis in hypotheses], steps
-
-
 def _target(translator: Translator, target: str | Sequence[str]) -> tuple[list[int], list[str]]:
-    """Encode a translation as token ids and pieces, </s> last.
-
-    Raises UserError for an unknown piece, or if the translation is too long.
-    """
+    """Encode a translation as token ids and pieces, </s> last. Raises UserError for an unknown piece, or if the
+    translation is too long."""
     tokenizer, settings = translator.tokenizers.target, translator.settings
     if isinstance(target, str):
         (ids,), (pieces,) = tokenizer.encode([target]), tokenizer.surfaces([target])
@@ -140,34 +114,23 @@ def _target(translator: Translator, target: str | Sequence[str]) -> tuple[list[i
 
 
 def saliency(model: Seq2Seq, batch: Batch) -> NDArray[np.floating[Any]]:
-    """Compute the saliency of a batch of one pair: gradient norms (T, S), divided by the sum of their row."""
-    norms = gradient_norms(model, batch)
-    totals = norms.sum(1, keepdims=True)
-    shares: NDArray[np.floating[Any]] = norms / np.where(totals > 0, totals, 1.0)
-    return shares
-
-
-def gradient_norms(model: Seq2Seq, batch: Batch) -> NDArray[np.floating[Any]]:
-    """Compute gradient norms (T, S) of a batch of one pair, |d log p(y_t | y_<t, x) / d x_s|, with x_s the embedding of
-    source token s (Simonyan et al. 2014).
-
-    A batch of N copies of the pair lets one backward pass compute N rows.
-    """
+    """Compute the saliency (T, S) of a batch of one pair: the norms |d log p(y_t | y_<t, x) / d x_s|, with x_s the
+    embedding of source token s (Simonyan et al. 2014), divided by the sum of their row. A batch of N copies of the pair
+    lets one backward pass compute the rows of N target tokens."""
     T, S = batch.target_out.shape[1], batch.source.shape[1]
-    parts = torch.split(torch.arange(T), max(1, min(COPIES, CELLS // (T * S))))
+    parts = []
     # cuDNN's recurrent layers have no backward pass in evaluation mode.
     with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
-        return torch.cat([_norms(model, batch, part) for part in parts]).cpu().numpy()
-
-
-def _norms(model: Seq2Seq, batch: Batch, positions: Tensor) -> Tensor:
-    """Compute gradient norms (N, S) for the target positions `positions`, int64 (N,), of a batch of one pair."""
-    embedded = model.source_embedding(batch.source).detach().repeat(len(positions), 1, 1).requires_grad_()
-    source = batch.source.expand(len(positions), -1)
-    log_probs = token_log_probs(model, batch, embedded, source, positions)
-    (gradient,) = torch.autograd.grad(log_probs.sum(), embedded)
-    norms: Tensor = gradient.norm(dim=-1)
-    return norms
+        for positions in torch.split(torch.arange(T), max(1, min(COPIES, CELLS // (T * S)))):
+            embedded = model.source_embedding(batch.source).detach().repeat(len(positions), 1, 1).requires_grad_()
+            source = batch.source.expand(len(positions), -1)
+            log_probs = token_log_probs(model, batch, embedded, source, positions)
+            (gradient,) = torch.autograd.grad(log_probs.sum(), embedded)
+            parts.append(gradient.norm(dim=-1))
+    norms = torch.cat(parts).cpu().numpy()
+    totals = norms.sum(1, keepdims=True)
+    normalised: NDArray[np.floating[Any]] = norms / np.where(totals > 0, totals, 1.0)
+    return normalised
 
 
 def token_log_probs(model: Seq2Seq, batch: Batch, embedded: Tensor, source: Tensor, positions: Tensor) -> Tensor:
@@ -192,7 +155,7 @@ class AttentionStatistics(NamedTuple):
     """
 
     entropy: float  # in nats; 0 if one position has all the weight, log S for uniform weights
-    on_end: float  # share of the weight on the source's last position, </s>
+    on_end: float  # weight on the source's last position, </s>
 
 
 def attention_statistics(alignments: Sequence[Weights]) -> AttentionStatistics:
@@ -200,9 +163,9 @@ def attention_statistics(alignments: Sequence[Weights]) -> AttentionStatistics:
     entropies, on_end = [np.zeros(0)], [np.zeros(0)]
     for weights in alignments:
         rows = weights[weights.any(1)]
-        shares = rows / rows.sum(1, keepdims=True)
-        entropies.append(-(shares * np.log(np.where(shares > 0, shares, 1.0))).sum(1))
-        on_end.append(shares[:, -1])
+        scaled = rows / rows.sum(1, keepdims=True)
+        entropies.append(-(scaled * np.log(np.where(scaled > 0, scaled, 1.0))).sum(1))
+        on_end.append(scaled[:, -1])
     if not sum(map(len, on_end)):
         return AttentionStatistics(0.0, 0.0)
     return AttentionStatistics(float(np.concatenate(entropies).mean()), float(np.concatenate(on_end).mean()))

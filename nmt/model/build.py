@@ -16,9 +16,10 @@ from nmt.attention.windows import GlobalWindow, LocalMonotonicWindow, LocalPredi
 from nmt.config.schema import model as schema
 from nmt.config.schema.base import Section
 from nmt.model.decoder import Decoder
+from nmt.model.encoder import Bridge, Encoder, SelfAttention
 from nmt.model.latent import InferenceNetwork, LatentDecoder, LatentPosition
 from nmt.model.output import CopyGate, LexicalModel, Output, Readout
-from nmt.model.recurrent import Bridge, Encoder, Recurrent, SelfAttention, UpperLayers
+from nmt.model.recurrent import Recurrent, UpperLayers
 from nmt.model.seq2seq import EmbeddingDropout, Seq2Seq
 from nmt.ops.draws import Dropout
 
@@ -69,11 +70,8 @@ def build_model(config: schema.Model, source_vocab: int, target_vocab: int, pad:
 
 
 def build_unfilled(config: schema.Model, source_vocab: int, target_vocab: int, pad: tuple[int, int]) -> Seq2Seq:
-    """Build a model like `build_model`, but with uninitialised parameters, to be filled from a checkpoint.
-
-    It skips the functions of torch.nn.init: on the device "meta" they would import torch's compiler, which takes a
-    second.
-    """
+    """Build a model like `build_model`, but with uninitialised parameters, to be filled from a checkpoint. It skips the
+    functions of torch.nn.init: on the device "meta" they would import torch's compiler, which takes a second."""
     with _Unfilled():
         return _modules(config, source_vocab, target_vocab, pad)
 
@@ -88,10 +86,10 @@ class _Unfilled(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> object:
-        options = kwargs or {}
+        kwargs = kwargs or {}
         if getattr(function, "__module__", "") == nn.init.__name__:
-            return args[0] if args else options["tensor"]
-        return function(*args, **options)
+            return args[0] if args else kwargs["tensor"]
+        return function(*args, **kwargs)
 
 
 def _modules(config: schema.Model, source_vocab: int, target_vocab: int, pad: tuple[int, int]) -> Seq2Seq:
@@ -130,24 +128,16 @@ def initialize(model: Seq2Seq) -> None:
     At first, an LSTM's input and output gates are half open, so that its output is about a quarter of its candidate and
     the output of several layers hardly depends on the words. Therefore the candidate's input matrix is multiplied by 4.
     """
-    embeddings = {model.source_embedding, model.target_embedding}
-    tables = [embedding.weight for embedding in embeddings]
+    tables = {model.source_embedding.weight, model.target_embedding.weight}
     for name, parameter in model.named_parameters():
-        if (
-            any(parameter is table for table in tables)
-            or parameter.dim() == 0
-            or ".norm." in name
-            or name == "policy.learned.bias"
-        ):
+        if parameter in tables or parameter.dim() == 0 or ".norm." in name or name == "policy.learned.bias":
             continue
         if "weight_hh" in name:
             for gate in torch.split(parameter, parameter.shape[1]):
                 nn.init.orthogonal_(gate)
         elif "weight_ih" in name:
-            rnn = (
-                model.encoder.rnn if name.startswith("encoder") else model.decoder.rnn
-            )  # `conditional` has the same type
-            number = {nn.RNN: 1, nn.GRU: 3, nn.LSTM: 4}[type(rnn)]
+            network = model.encoder if name.startswith("encoder") else model.decoder
+            number = {nn.RNN: 1, nn.GRU: 3, nn.LSTM: 4}[type(network.rnn)]  # all layers of a network have one type
             gates = torch.split(parameter, parameter.shape[0] // number)
             for gate in gates:
                 nn.init.xavier_uniform_(gate)
@@ -220,11 +210,8 @@ def _latent(attention: schema.Attention) -> LatentPosition | None:
         return None
     match alignment := attention.alignment:
         case schema.Posterior():
-            first_order = (
-                attention.normalizer.kind == "first_order"
-                and not attention.score.reads_past
-                and attention.coverage.kind == "none"
-            )
+            reads_more = attention.score.reads_past or attention.coverage.kind != "none"
+            first_order = attention.normalizer.kind == "first_order" and not reads_more
             return LatentPosition(alignment.top_k, alignment.min_share, True, alignment.prior_share, first_order)
         case schema.Marginal() | schema.Variational():
             return LatentPosition(alignment.top_k, alignment.min_share)
@@ -241,15 +228,14 @@ def _inference(config: schema.Model, memory_dim: int) -> InferenceNetwork | None
 
 
 def _recurrent(network: schema.Network, input_dim: int, layers: int, bidirectional: bool = False) -> Recurrent:
-    rnn = CELLS[network.cell](input_dim, network.hidden, layers, batch_first=True, bidirectional=bidirectional)
-    rnn.dropout = network.dropout if network.layers > 1 else 0.0  # torch warns of an argument `dropout` with one layer
-    return rnn
+    options = {"dropout": network.dropout if layers > 1 else 0.0, "bidirectional": bidirectional}
+    return CELLS[network.cell](input_dim, network.hidden, layers, batch_first=True, **options)
 
 
 def _upper_layers(network: schema.Network, input_dims: list[int]) -> UpperLayers:
     """Build the layers above the first. input_dims: the width of the input of each, the lowest first."""
     layers = [_recurrent(network, input_dim, layers=1) for input_dim in input_dims]
-    return UpperLayers(layers, residual=network.first_residual)
+    return UpperLayers(layers, network.first_residual, network.dropout)
 
 
 def build_attention(
@@ -268,14 +254,8 @@ def build_policy(config: schema.Attention, query_dim: int, vocabulary: int) -> P
     """Build the policy that trains sampled positions; None for any other alignment."""
     if not isinstance(config, schema.ScoredAttention) or not isinstance(config.alignment, schema.Sampled):
         return None
-    sampled = config.alignment
-    return Policy(
-        query_dim,
-        sampled.baseline,
-        vocabulary=vocabulary,
-        discount=sampled.discount,
-        entropy_weight=sampled.entropy_weight,
-    )
+    options = {"discount": config.alignment.discount, "entropy_weight": config.alignment.entropy_weight}
+    return Policy(query_dim, config.alignment.baseline, vocabulary=vocabulary, **options)
 
 
 def _attention(

@@ -36,10 +36,8 @@ UNFIT = "is corrupt, or the checkpoint of another model"
 
 
 def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
-    """Write a checkpoint atomically, in the format of the suffix.
-
-    A .safetensors file takes {"model": parameters} and further values that JSON can hold, a .pt file any state.
-    """
+    """Write a checkpoint atomically, in the format of the suffix. A .safetensors file takes {"model": parameters} and
+    further values that JSON can hold, a .pt file any state."""
     if path.suffix == Path(BEST).suffix:
         write_atomically(path, to_safetensors(state))
     else:
@@ -61,10 +59,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def to_safetensors(state: Mapping[str, Any]) -> bytes:
-    """Encode a checkpoint as a safetensors file.
-
-    Tied parameters are stored once, and the metadata names their aliases. A digest in the metadata shows flipped bits.
-    """
+    """Encode a checkpoint as a safetensors file. Tied parameters are stored once, and the metadata names their aliases.
+    A digest in the metadata shows flipped bits."""
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     first: dict[tuple[int, torch.Size], str] = {}
@@ -80,10 +76,8 @@ def to_safetensors(state: Mapping[str, Any]) -> bytes:
 
 
 def _with_sorted_header(content: bytes) -> bytes:
-    """Sort the header of a safetensors file, so that equal values give equal bytes.
-
-    The library writes the metadata in the order of a hash table, which is random.
-    """
+    """Sort the header of a safetensors file, so that equal values give equal bytes. The library writes the metadata in
+    the order of a hash table, which is random."""
     start = 8 + int.from_bytes(content[:8], "little")
     header = json.dumps(json.loads(content[8:start]), sort_keys=True, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)  # as the library does, so that tensors are aligned
@@ -151,20 +145,19 @@ def load_model(config: schema.TrainConfig, tokenizers: Tokenizers, path: Path) -
     checkpoint has. Raises UserError if the checkpoint is missing or damaged or does not fit the configuration, OSError
     if the system cannot read it.
     """
-    checkpoint = _read(path)
+    checkpoint, sizes = _read(path), _sizes(tokenizers)
     weights = checkpoint.get("model")
-    if isinstance(weights, dict) and max(config.encoder.layers, config.decoder.layers) <= len(weights):
-        sizes = _sizes(tokenizers)
-        with torch.device("meta"):
-            outline = build_unfilled(config, *sizes)
-        _check_fit(outline, checkpoint, path)
-        model = build_unfilled(config, *sizes)
-        model.load_state_dict(weights)
-        loaded = model.state_dict()
-        if not all(torch.equal(loaded[name], weight.to(loaded[name].dtype)) for name, weight in weights.items()):
-            raise UserError(f"{path}: {UNFIT}")  # the model ties tables that differ in the checkpoint
-        return model, checkpoint
-    raise UserError(f"{path}: {UNFIT}")
+    if not isinstance(weights, dict) or max(config.encoder.layers, config.decoder.layers) > len(weights):
+        raise UserError(f"{path}: {UNFIT}")
+    with torch.device("meta"):
+        outline = build_unfilled(config, *sizes)
+    _check_fit(outline, checkpoint, path)
+    model = build_unfilled(config, *sizes)
+    model.load_state_dict(weights)
+    loaded = model.state_dict()
+    if not all(torch.equal(loaded[name], weight.to(loaded[name].dtype)) for name, weight in weights.items()):
+        raise UserError(f"{path}: {UNFIT}")  # the model ties tables that differ in the checkpoint
+    return model, checkpoint
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -179,16 +172,12 @@ def _read(path: Path) -> dict[str, Any]:
 def _check_fit(model: Seq2Seq, checkpoint: dict[str, Any], path: Path) -> None:
     """Raise UserError unless a checkpoint has finite parameters of the model's form, a step, and only numbers as scores
     if it has scores."""
-    weights = checkpoint.get("model", {})
-    if not same_form(weights, model.state_dict()):
+    weights, scores = checkpoint.get("model", {}), checkpoint.get("scores", {})  # last.pt has no scores
+    are_numbers = isinstance(scores, dict) and all(isinstance(score, float | int) for score in scores.values())
+    if not same_form(weights, model.state_dict()) or type(checkpoint.get("step")) is not int or not are_numbers:
         raise UserError(f"{path}: {UNFIT}")
     if not all(bool(weight.isfinite().all()) for weight in weights.values()):
         raise UserError(f"{path}: has weights that are infinite or not a number; take another checkpoint")
-    step, scores = checkpoint.get("step"), checkpoint.get("scores", {})  # last.pt has no scores
-    if type(step) is not int or not isinstance(scores, dict):
-        raise UserError(f"{path}: {UNFIT}")
-    if not all(isinstance(score, float | int) for score in scores.values()):
-        raise UserError(f"{path}: {UNFIT}")
 
 
 def same_form(weights: Any, own: dict[str, Tensor]) -> bool:  # noqa: ANN401
@@ -217,22 +206,14 @@ def load_runs(
             raise UserError(
                 f"checkpoint={checkpoint}: {run.source} is an archive, which has one checkpoint; leave it out"
             )
-    tokenizers = [
-        Tokenizers.load(run.path, config.tokenizer.lowercase) for run, config in zip(runs, configs, strict=True)
-    ]
-    for run, others in zip(runs, tokenizers, strict=True):
-        _refuse_other_tokenizers(runs[0], tokenizers[0], run, others)
-    models = [
-        load_model(config, tokenizers[0], run.checkpoints / FILES[checkpoint])[0]
-        for run, config in zip(runs, configs, strict=True)
-    ]
-    return models[0] if len(models) == 1 else Ensemble(models), tokenizers[0]
-
-
-def _refuse_other_tokenizers(first: RunDirectory, own: Tokenizers, run: RunDirectory, others: Tokenizers) -> None:
-    for side, mine, other in zip(Tokenizers._fields, own, others, strict=True):
-        if not mine.same_as(other):
-            raise UserError(
-                f"run=[{first.source},{run.source}]: the runs have different {side} tokenizers; an ensemble needs "
-                "runs of the same corpus and tokenizer"
-            )
+    pairs = list(zip(runs, configs, strict=True))
+    first, *others = [Tokenizers.load(run.path, config.tokenizer.lowercase) for run, config in pairs]
+    for run, tokenizers in zip(runs[1:], others, strict=True):
+        for side, own, other in zip(Tokenizers._fields, first, tokenizers, strict=True):
+            if not own.same_as(other):
+                raise UserError(
+                    f"run=[{runs[0].source},{run.source}]: the runs have different {side} tokenizers; an ensemble "
+                    "needs runs of the same corpus and tokenizer"
+                )
+    models = [load_model(config, first, run.checkpoints / FILES[checkpoint])[0] for run, config in pairs]
+    return models[0] if len(models) == 1 else Ensemble(models), first

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from nmt.attention.attention import Attended, Attention, Memory, MultiHeadAttention, Steering, join_steps
 from nmt.attention.scores import Past
+from nmt.model.encoder import Encoded
 from nmt.model.output import (
     CopyGate,
     Copying,
@@ -27,23 +28,22 @@ from nmt.model.output import (
     copyable,
 )
 from nmt.model.recurrent import (
-    Encoded,
-    PreparedLayer,
+    LayerParameters,
     Recurrent,
     RecurrentState,
     UpperLayers,
-    prepare_layers,
+    collect_layers,
     run_rnn,
     step_layer,
 )
-from nmt.ops.draws import Dropout, dropout
+from nmt.ops.draws import Dropout
 from nmt.ops.products import Weight, defer, deferring, in_autocast_dtype, linear
 from nmt.ops.trees import select
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepParameters:
-    """The parameters of a decoder's steps, prepared once for a batch, or packed for all searches.
+    """The parameters of a decoder's steps, collected once for a batch, or packed for all searches.
 
     A step gets words and contexts already multiplied with the parameters of the gates and the readout: in training for
     all steps at once, wherever no step has to wait for them, in a search from tables. `context` adds C numbers to
@@ -51,8 +51,8 @@ class StepParameters:
     none does.
     """
 
-    layers: Sequence[PreparedLayer]  # the recurrent layers, the lowest first
-    conditional: PreparedLayer | None  # the layer of the second half of a conditional step
+    layers: Sequence[LayerParameters]  # the recurrent layers, the lowest first
+    conditional: LayerParameters | None  # the layer of the second half of a conditional step
     attention: Attention | MultiHeadAttention | None
     lexical: LexicalModel | None
     word: Tensor  # (G, E)
@@ -98,7 +98,7 @@ class SourceState(NamedTuple):
     attention reads the past: then each hypothesis has its own row."""
 
     memory: Memory
-    past: Past
+    past: Past | None  # None before the first step
     words: Tensor | None  # (B, S, E) embedded source, for the lexical model
     tokens: Tensor | None  # int64 (B, S) source tokens for a copy gate; NEVER stands for a token that cannot be copied
     contexts: Tensor | None  # (B, S, P) what each position adds to the readout, for predictions that sum over positions
@@ -112,8 +112,8 @@ class DecoderState(NamedTuple):
     parameters: StepParameters
     shares_source: bool = False  # do the hypotheses of a sentence share one row of `source`?
 
-    def shared(self) -> Self:
-        """Return the state for a loop over steps, which share the gradients of parameters and memory."""
+    def deferred(self) -> Self:
+        """Return the state for a loop over steps, which defers the gradients of parameters and memory to its end."""
         given, source = self.parameters, self.source
         context, context_bias = defer(given.context, given.context_bias)
         output, output_bias = defer(given.output, given.output_bias)
@@ -129,11 +129,11 @@ class DecoderState(NamedTuple):
         )
         if source is not None:
             (contexts,) = defer(source.contexts, cast=False)
-            source = source._replace(memory=source.memory.shared(), contexts=contexts)
+            source = source._replace(memory=source.memory.deferred(), contexts=contexts)
         return self._replace(parameters=parameters, source=source)
 
     def attended_source(self) -> SourceState:
-        """Return `source` of a decoder with attention, where it is not None."""
+        """Return `source`, which must not be None: the decoder has an attention."""
         assert self.source is not None
         return self.source
 
@@ -162,11 +162,9 @@ class DecoderState(NamedTuple):
         are dropped.
         """
         hypothesis, source = select(self.hypothesis, index), self.source
-        if source is None:
-            pass
-        elif self.shares_source:
+        if self.shares_source:
             source = source if sentences is None else select(source, sentences)
-        elif sentences is None and len(index) == source.memory.sentences:
+        elif source is not None and sentences is None and len(index) == source.memory.sentences:
             # All rows of a sentence have the same memory, so that only the past is reordered.
             source = source._replace(past=select(source.past, index))
         else:
@@ -241,7 +239,7 @@ class Decoder(nn.Module):
         """readout: reads the encoder's summary at every step if it reads a context, but there is no attention;
         conditional: the layer of the second half of a step, for "between" only; lexical: adds its result to the
         readouts that predict, but not to the readout that is fed back; upper: the layers above `rnn`, for "first_layer"
-        only; copy: lets predictions copy source tokens; residual: see `prepare_layers`; dropout: probability, for the
+        only; copy: lets predictions copy source tokens; residual: see `collect_layers`; dropout: probability, for the
         readout."""
         super().__init__()
         assert (attend == "between") == (conditional is not None)
@@ -250,13 +248,15 @@ class Decoder(nn.Module):
         self.rnn, self.attention, self.readout, self.conditional = rnn, attention, readout, conditional
         self.lexical, self.upper, self.copy = lexical, upper, copy
         self.attend, self.input_feeding, self.residual, self.dropout = attend, input_feeding, residual, Dropout(dropout)
+        self.layer_dropout = Dropout(rnn.dropout) if upper is None else upper.dropout
         # Does a step need the attention or the readout of the previous step?
         self.stepped = input_feeding or attend in ("before", "between")
 
-    def prepare(self) -> StepParameters:
-        """Prepare the parameters for all steps of a batch."""
-        layers = prepare_layers(self.rnn, self.residual) + ([] if self.upper is None else self.upper.prepare())
-        conditional = None if self.conditional is None else prepare_layers(self.conditional)[0]
+    def collect_parameters(self) -> StepParameters:
+        """Collect the parameters of a step, converted once per batch to the dtype of products under autocast, and split
+        by what they multiply."""
+        layers = collect_layers(self.rnn, self.residual) + ([] if self.upper is None else self.upper.collect_layers())
+        conditional = None if self.conditional is None else collect_layers(self.conditional)[0]
         output, readout, word_readout = torch.split(
             in_autocast_dtype(self.readout.proj.weight), self.readout.sizes, dim=1
         )
@@ -294,13 +294,11 @@ class Decoder(nn.Module):
             output_bias=in_autocast_dtype(self.readout.proj.bias),
         )
 
-    def start(
+    def initial_state(
         self, recurrent: RecurrentState, encoded: Encoded, parameters: StepParameters, source: Tensor, words: Tensor
     ) -> DecoderState:
-        """Make the state before the first step.
-
-        source: int64 (B, S) source tokens, which a copy gate may copy; words: (B, S, E) the embedded source.
-        """
+        """Make the state before the first step. recurrent: the bridge's result; source: int64 (B, S) source tokens,
+        which a copy gate may copy; words: (B, S, E) the embedded source."""
         feed = encoded.summary.new_zeros(len(source), self.readout.dim) if self.input_feeding else None
         attention = parameters.attention
         if attention is None:
@@ -316,7 +314,7 @@ class Decoder(nn.Module):
             contexts = linear(memory.values, parameters.context_readout)
         state = SourceState(
             memory,
-            attention.start(encoded.valid),
+            past=None,
             words=None if self.lexical is None else words,
             tokens=None if self.copy is None else copyable(source, encoded.valid),
             contexts=contexts,
@@ -344,27 +342,20 @@ class Decoder(nn.Module):
         return Decoded(prediction.readouts, prediction, run.attended)
 
     def observe(self, state: DecoderState, tokens: Tensor, output: OutputLayer) -> DecoderState:
-        """Return the state that knows the previous tokens, int64 (N,), before a step.
-
-        Only latent decoders change the state here: they compute the posterior of the previous step's position, which
-        depends on the previous token.
-        """
+        """Return the state that knows the previous tokens, int64 (N,), before a step. Only latent decoders change the
+        state here: they compute the posterior of the previous step's position, which depends on the previous token."""
         return state
 
     def posterior(
         self, decoded: Decoded, embedded: Tensor, state: DecoderState, target: Tensor, counted: Tensor, output: Output
     ) -> Tensor | None:
-        """Compute the attention weights (B, T, S) given the target y_1 ... y_T, int64 (B, T).
-
-        Without a latent alignment these are the weights of `decoded`. counted: bool (B, T), False at padding.
-        """
+        """Compute the attention weights (B, T, S) given the target y_1 ... y_T, int64 (B, T). Without a latent
+        alignment these are the weights of `decoded`. counted: bool (B, T), False at padding."""
         return decoded.prediction.posterior_weights(decoded.weights, output.layer(), target)
 
     def step(self, word: WordProducts, state: DecoderState) -> tuple[Prediction, Tensor | None, DecoderState]:
-        """Predict the next token from the previous one, in a search -> prediction, weights (N, S), next state.
-
-        With a copy gate the prediction is grouped by sentence. Without attention, the weights are None.
-        """
+        """Predict the next token from the previous one, in a search -> prediction, weights (N, S), next state. With a
+        copy gate the prediction is grouped by sentence. Without attention, the weights are None."""
         step = self._decode_step(word, state)
         readout, weights = step.readout, None if step.attended is None else step.attended.weights[:, 0]
         if readout is None:
@@ -388,8 +379,8 @@ class Decoder(nn.Module):
         attended = self.attention.sequence(outputs, *state.attended_source()[:2])
         if self.upper is not None:
             lowest, layers = self.rnn.num_layers, state.parameters.layers
-            start = state.hypothesis.recurrent.layers(lowest, len(layers))
-            outputs, _ = self.upper(outputs, final, layers[lowest:], start=start, context=attended.context)
+            initial = state.hypothesis.recurrent.layers(lowest, len(layers))
+            outputs, _ = self.upper(outputs, final, layers[lowest:], initial=initial, context=attended.context)
         return Run(outputs, attended)
 
     def _run_words(self, embedded: Tensor, state: DecoderState) -> tuple[Tensor, RecurrentState]:
@@ -398,8 +389,8 @@ class Decoder(nn.Module):
         if fixed is not None:
             inputs = torch.cat([embedded, fixed[:, None].expand(-1, embedded.shape[1], -1)], dim=-1)
         lowest = self.rnn.num_layers
-        start, layers = state.hypothesis.recurrent.layers(0, lowest), state.parameters.layers[:lowest]
-        return run_rnn(self.rnn, inputs, None, start, layers, self.residual)
+        initial, layers = state.hypothesis.recurrent.layers(0, lowest), state.parameters.layers[:lowest]
+        return run_rnn(self.rnn, inputs, None, initial, layers, self.residual)
 
     def _run_steps(
         self, embedded: Tensor, words: Tensor | None, state: DecoderState, observe: Observe | None = None
@@ -411,7 +402,7 @@ class Decoder(nn.Module):
             gates = gates + linear(fixed, parameters.context)[:, None, : parameters.context_width]
         readouts = [None] * gates.shape[1] if words is None else words.unbind(1)
         steps: list[DecoderStep] = []
-        state = state.shared()
+        state = state.deferred()
         with deferring(self.attention, self.lexical):
             for t, word in enumerate(map(WordProducts, gates.unbind(1), readouts)):
                 state = state if observe is None else observe(t, state)
@@ -427,6 +418,7 @@ class Decoder(nn.Module):
         )
 
     def _decode_step(self, word: WordProducts, state: DecoderState) -> "DecoderStep":
+        """Decode one step of all rows: attend and run the layers, in the order that `attend` says."""
         before, parameters = state.hypothesis, state.parameters
         attended = context = upper = None
         gates = word.gates
@@ -447,7 +439,7 @@ class Decoder(nn.Module):
         layers, output = [first], first[0]
         for number, layer in enumerate(parameters.layers[1:], 1):
             inputs = output if upper is None else torch.cat([output, upper], dim=1)
-            gates = linear(dropout(inputs, self.rnn.dropout, self.rnn.training), layer.weight_ih, layer.bias_ih)
+            gates = linear(self.layer_dropout(inputs), layer.weight_ih, layer.bias_ih)
             layers.append(step_layer(self.rnn, layer, gates, *before.recurrent.of(number)))
             output = output + layers[-1][0] if layer.residual else layers[-1][0]
         cells = tuple(cell for _, cell in layers if cell is not None)
@@ -509,8 +501,7 @@ class Decoder(nn.Module):
         For one step of a search, pass (N, R) and (N, S). With a copy gate, the prediction is then grouped by sentence:
         (B, N / B, ...).
         """
-        if state.parameters.lexical is not None:
-            readouts = self._add_lexical(readouts, weights, state)
+        readouts = self._add_lexical(readouts, weights, state)
         if self.copy is None or weights is None:
             return Readouts(readouts)
         tokens = state.attended_source().tokens
@@ -519,10 +510,8 @@ class Decoder(nn.Module):
         return copying
 
     def _add_lexical(self, readouts: Tensor, weights: Tensor | None, state: DecoderState) -> Tensor:
-        """Add the lexical model's result to readouts: (B, T, R), weights (B, T, S) -> (B, T, R).
-
-        For a single step, all shapes lack T.
-        """
+        """Add the lexical model's result to readouts, if there is one: (B, T, R), weights (B, T, S) -> (B, T, R). For a
+        single step, all shapes lack T."""
         lexical = state.parameters.lexical
         if lexical is None or weights is None:
             return readouts

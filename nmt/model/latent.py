@@ -28,7 +28,7 @@ from nmt.model.decoder import (
 from nmt.model.output import Mixture, Output, OutputLayer, Prediction
 from nmt.model.recurrent import Recurrent, run_rnn
 from nmt.ops.draws import Dropout, draw
-from nmt.ops.products import deferring, linear, product, rows, wide
+from nmt.ops.products import deferring, gather_rows, linear, product, wide
 from nmt.ops.trees import join, map_tensors
 
 
@@ -108,9 +108,7 @@ class LatentDecoder(Decoder):
             mixture, _ = self._mix(run.outputs, inferred.weights, words, state, averages_losses=True)
         if mixture is None:
             mixture, _ = self._mix(run.outputs, attended.weights, words, state)
-        if state.parameters.lexical is not None:
-            readouts = self._add_lexical(readouts, attended.weights, state)
-        return Decoded(readouts, mixture, attended, inferred)
+        return Decoded(self._add_lexical(readouts, attended.weights, state), mixture, attended, inferred)
 
     def _filter(
         self, embedded: Tensor, words: Tensor | None, state: DecoderState, target: Tensor, output: OutputLayer
@@ -127,7 +125,7 @@ class LatentDecoder(Decoder):
         everywhere = memory.valid[:, None].expand(B, T, S).to(hidden.dtype)
         mixture, _ = self._mix(hidden, everywhere, words, state)
         log_probs = mixture.before_last().token_log_probs(output, target[:, 1:])
-        steps, memory = [], memory.shared()
+        steps, memory = [], memory.deferred()
         with deferring(self.attention):
             for t, query in enumerate(hidden.unbind(1)):
                 steps.append(self.attention.step(query[:, None], memory, past))
@@ -152,6 +150,7 @@ class LatentDecoder(Decoder):
             return state
         source = state.attended_source()
         memory, past = source.memory, source.past
+        assert past is not None
         by_sentence = (memory.sentences, -1)
         mixture = Mixture(*map_tensors(lambda part: part.view(*by_sentence, *part.shape[1:]), pending[:3]))
         posterior = self._posterior(mixture, mixture.token_log_probs(output, tokens))
@@ -273,5 +272,5 @@ def _of_positions(partial: Tensor, contexts: Tensor, positions: Tensor | None) -
     if positions is None:
         return partial[:, :, None] + contexts[:, None]
     B, T, K = positions.shape
-    starts = contexts.shape[1] * torch.arange(B, device=positions.device)[:, None, None]
-    return partial[:, :, None] + rows(contexts, (positions + starts).flatten()).view(B, T, K, -1)
+    first = contexts.shape[1] * torch.arange(B, device=positions.device)[:, None, None]  # row of each first position
+    return partial[:, :, None] + gather_rows(contexts, (positions + first).flatten()).view(B, T, K, -1)

@@ -19,7 +19,7 @@ from torch.nn.functional import normalize
 from nmt.ops.output_loss import (
     Criterion,
     OutputLoss,
-    SeveralRows,
+    SeveralReadouts,
     copied_log_probs,
     mean_over_mixture,
     mixture_log_probs,
@@ -118,7 +118,6 @@ class Output(Linear):
         self.scale = nn.Parameter(torch.tensor(readout_dim**0.5)) if fixnorm else None
 
     def forward(self, readouts: Tensor) -> Tensor:
-        """Compute logits: (..., R) -> (..., V)."""
         return self.layer().logits(readouts)
 
     def layer(self) -> OutputLayer:
@@ -180,10 +179,8 @@ class Prediction(ABC):
         """Return the components of each of the B * T distributions."""
 
     def posterior_weights(self, weights: Tensor | None, output: OutputLayer, target: Tensor) -> Tensor | None:
-        """Compute the attention weights (B, T, S) given also the predicted tokens y_1 ... y_T, int64 (B, T).
-
-        Only a mixture has a posterior; other predictions return `weights` unchanged.
-        """
+        """Compute the attention weights (B, T, S) given also the predicted tokens y_1 ... y_T, int64 (B, T). Only a
+        mixture has a posterior; other predictions return `weights` unchanged."""
         return weights
 
 
@@ -242,7 +239,7 @@ class Mixture(Prediction):
         mixed = mean_over_mixture(criterion) if self.averages_losses else of_mixture(criterion)
         weights = self.weights.reshape(passes, -1, K)
         inputs = targets.flatten(), *by_position
-        return output_loss(*operands, targets != pad, mixed, *inputs, shares=weights, layout=SeveralRows)
+        return output_loss(*operands, targets != pad, mixed, *inputs, shares=weights, layout=SeveralReadouts)
 
     def logits(self, output: OutputLayer) -> Tensor:
         B, T, _ = self.weights.shape
@@ -342,10 +339,8 @@ class CopyGate(nn.Module):
 
 
 def copyable(source: Tensor, valid: Tensor) -> Tensor:
-    """Replace by NEVER what cannot be copied, </s> and padding: source int64 (B, S), valid bool (B, S) -> (B, S).
-
-    The last valid token of each sentence is </s>.
-    """
+    """Replace by NEVER what cannot be copied, </s> and padding: source int64 (B, S), valid bool (B, S) -> (B, S). The
+    last valid token of each sentence is </s>."""
     words = torch.cat([valid[:, 1:], torch.zeros_like(valid[:, :1])], dim=1)
     return source.masked_fill(~words, NEVER)
 

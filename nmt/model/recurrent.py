@@ -1,14 +1,12 @@
-"""Recurrent networks on the parameters of torch's own nn.RNN, nn.GRU and nn.LSTM, and the encoder made of them.
+"""Recurrent layers on the parameters of torch's own nn.RNN, nn.GRU and nn.LSTM.
 
 The part of the gates that depends on the input alone is computed for all steps in one product.
 
-Shapes: B batch, T positions (S of a source), I width of the input, E width of an embedding, H width of a hidden state,
-G gates x H, M width of the memory or of a context, D directions. Two directions are computed together: all tensors of a
-step then have the dimension D in front.
+Shapes: B batch, T positions, I width of the input, H width of a hidden state, G gates x H, M width of a context,
+D directions. Two directions are computed together: all tensors of a step then have the dimension D in front.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, NamedTuple, Self, cast
 
 import torch
@@ -16,9 +14,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from nmt.attention.attention import Attention, MultiHeadAttention
 from nmt.ops.draws import Dropout, dropout
-from nmt.ops.products import Linear, Weight, defer, in_autocast_dtype, linear
+from nmt.ops.products import Weight, defer, in_autocast_dtype, linear
 
 Recurrent = nn.RNN | nn.GRU | nn.LSTM
 LayerState = tuple[Tensor, Tensor | None]
@@ -37,13 +34,13 @@ class RecurrentState(NamedTuple):
         """Return the hidden state and the cell state of a layer, where 0 is the lowest layer."""
         return self.hidden[layer], self.cell[layer] if self.cell else None
 
-    def layers(self, start: int, stop: int) -> Self:
-        """Return the states of the layers `start` to `stop` - 1, where 0 is the lowest layer."""
-        return self._replace(hidden=self.hidden[start:stop], cell=self.cell[start:stop])
+    def layers(self, first: int, stop: int) -> Self:
+        """Return the states of the layers `first` to `stop` - 1, where 0 is the lowest layer."""
+        return self._replace(hidden=self.hidden[first:stop], cell=self.cell[first:stop])
 
 
-class PreparedLayer(NamedTuple):
-    """One layer's parameters, prepared for all steps: in the precision of the computation, or packed for a search."""
+class LayerParameters(NamedTuple):
+    """The parameters of one layer as its steps multiply with them: in the precision of the products, or packed."""
 
     weight_ih: Weight  # (G, I)
     weight_hh: Weight  # (G, H)
@@ -52,14 +49,14 @@ class PreparedLayer(NamedTuple):
     residual: bool  # is the input added to the output?
 
     def deferred(self) -> Self:
-        """Return the layer for a loop over steps, which defer the gradients of its parameters."""
+        """Return the layer for a loop over steps, which defers the gradients of the parameters to its end."""
         weight_ih, bias_ih = defer(self.weight_ih, self.bias_ih)
         weight_hh, bias_hh = defer(self.weight_hh, self.bias_hh)
         return self._replace(weight_ih=weight_ih, weight_hh=weight_hh, bias_ih=bias_ih, bias_hh=bias_hh)
 
 
-def prepare_layers(rnn: Recurrent, residual: int = 0, below: int = 0) -> list[PreparedLayer]:
-    """Prepare all layers of a network. Under autocast, their parameters are converted once and not at every step.
+def collect_layers(rnn: Recurrent, residual: int = 0, below: int = 0) -> list[LayerParameters]:
+    """Collect the parameters of all layers, the lowest first, converted once to the dtype of products under autocast.
 
     residual: number of the first layer whose input is added to its output, counted from 1 (Wu et al. 2016, 3.1), or 0
     for none; below: the number of layers below this network.
@@ -70,11 +67,13 @@ def prepare_layers(rnn: Recurrent, residual: int = 0, below: int = 0) -> list[Pr
         for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
             directions = [in_autocast_dtype(getattr(rnn, f"{name}_l{number}{way}")) for way in ways]
             parameters.append(torch.stack(directions) if rnn.bidirectional else directions[0])
-        layers.append(PreparedLayer._make([*parameters, 0 < residual <= below + number + 1]))
+        layers.append(LayerParameters._make([*parameters, 0 < residual <= below + number + 1]))
     return layers
 
 
-def step_layer(rnn: Recurrent, layer: PreparedLayer, gates: Tensor, hidden: Tensor, cell: Tensor | None) -> LayerState:
+def step_layer(
+    rnn: Recurrent, layer: LayerParameters, gates: Tensor, hidden: Tensor, cell: Tensor | None
+) -> LayerState:
     """Compute a layer's next state from the gates W x + b of its input (B, G) and its previous state."""
     recurrent = linear(hidden, layer.weight_hh, layer.bias_hh)
     if isinstance(rnn, nn.GRU):
@@ -93,7 +92,7 @@ def gru_gates(gates: Tensor, recurrent: Tensor, previous: Tensor) -> Tensor:
     a CPU the gradient is written by hand, which takes fewer operations than autograd's.
     """
     if gates.is_cuda and gates.dtype == recurrent.dtype:
-        hidden: Tensor = torch.ops.aten._thnn_fused_gru_cell(*_rows(gates, recurrent, previous))[0]
+        hidden: Tensor = torch.ops.aten._thnn_fused_gru_cell(*_matrices(gates, recurrent, previous))[0]
         return hidden.view(previous.shape)
     if not torch.is_grad_enabled():
         return _next_state(gates, recurrent, previous)[0]
@@ -108,15 +107,15 @@ def lstm_gates(gates: Tensor, recurrent: Tensor, cell: Tensor) -> tuple[Tensor, 
     The parameters hold the gates in the order i, f, n, o. On a CPU, autograd computes the gradient.
     """
     if gates.is_cuda and gates.dtype == recurrent.dtype:
-        hidden, new = torch.ops.aten._thnn_fused_lstm_cell(*_rows(gates, recurrent, cell))[:2]
+        hidden, new = torch.ops.aten._thnn_fused_lstm_cell(*_matrices(gates, recurrent, cell))[:2]
         return hidden.view(cell.shape), new.view(cell.shape)
     into, forget, new, output = (gates + recurrent).chunk(4, dim=-1)
     cell = torch.sigmoid(forget) * cell + torch.sigmoid(into) * torch.tanh(new)
     return torch.sigmoid(output) * torch.tanh(cell), cell
 
 
-def _rows(*operands: Tensor) -> Iterator[Tensor]:
-    """Flatten operands (..., n) to matrices, in the precision of the first operand, for the kernels of torch."""
+def _matrices(*operands: Tensor) -> Iterator[Tensor]:
+    """Flatten operands (..., n) to matrices in the dtype of the first, as torch's fused kernels take them."""
     return (operand.to(operands[0].dtype).flatten(0, -2) for operand in operands)
 
 
@@ -155,8 +154,8 @@ def run_rnn(
     rnn: Recurrent,
     inputs: Tensor,
     lengths: Tensor | None = None,
-    start: RecurrentState | None = None,
-    layers: Sequence[PreparedLayer] | None = None,
+    initial: RecurrentState | None = None,
+    layers: Sequence[LayerParameters] | None = None,
     residual: int = 0,
 ) -> tuple[Tensor, RecurrentState]:
     """Run a network over inputs (B, T, I) -> outputs (B, T, D H), and the top layer's last states, D x (B, H).
@@ -164,8 +163,8 @@ def run_rnn(
     If the top layer has a residual connection, its last hidden states are its last outputs, which include its input.
 
     lengths: int64 (B,) of the sentences; outputs beyond a sentence's end are zero, and the backward direction starts at
-    its end; by default all sentences have T positions. start: initial states of one direction; by default zeros.
-    layers: the result of `prepare_layers`; by default prepared here, with `residual`.
+    its end; by default all sentences have T positions. initial: initial states of one direction; by default zeros.
+    layers: the result of `collect_layers`; by default collected here, with `residual`.
 
     A GPU runs torch's own call. A loop runs instead on a CPU, if `lengths` is on a GPU, and for several layers with
     residual connections, or with dropout but without `lengths`. The loop's weight gradients are computed once, after
@@ -175,12 +174,12 @@ def run_rnn(
     # A call without `lengths` may be recorded as a CUDA graph, but cuDNN moves its dropout state when torch is seeded.
     drops = lengths is None and rnn.training and rnn.dropout > 0
     if inputs.device.type != "cpu" and packs and not (rnn.num_layers > 1 and (residual or drops)):
-        return _run_torch(rnn, inputs, lengths, start)
+        return _run_torch(rnn, inputs, lengths, initial)
     order = None if lengths is None else _Order(lengths, inputs)
     final = RecurrentState((), ())
-    for number, layer in enumerate(layers or prepare_layers(rnn, residual)):
+    for number, layer in enumerate(layers or collect_layers(rnn, residual)):
         below = dropout(inputs, rnn.dropout, rnn.training) if number else inputs
-        outputs, last = _run_layer(rnn, layer, below, order, None if start is None else start.of(number))
+        outputs, last = _run_layer(rnn, layer, below, order, None if initial is None else initial.of(number))
         if layer.residual:
             outputs, last = _add_residual(inputs, final, outputs, last)
         inputs, final = outputs, last
@@ -229,8 +228,10 @@ class _Swap(torch.autograd.Function):
 
 
 def _run_layer(
-    rnn: Recurrent, layer: PreparedLayer, inputs: Tensor, order: _Order | None, start: LayerState | None
+    rnn: Recurrent, layer: LayerParameters, inputs: Tensor, order: _Order | None, state: LayerState | None
 ) -> tuple[Tensor, RecurrentState]:
+    """Run one layer in a loop over the positions, from `state` or from zeros. With two directions, the sentences of the
+    backward one are reversed before the loop and after it."""
     B, T, _ = inputs.shape
     D = 2 if rnn.bidirectional else 1
     by_step = inputs.transpose(0, 1).flatten(0, 1)  # (T B, I)
@@ -239,10 +240,10 @@ def _run_layer(
         by_step = torch.stack([by_step, swap_rows(by_step, order.reverse)])
     gates = linear(by_step, layer.weight_ih, layer.bias_ih)
     gates = gates.view(*gates.shape[:-2], T, B, -1)
-    if start is None:
+    if state is None:
         zeros = gates.new_zeros(*gates.shape[:-3], B, rnn.hidden_size)
-        start = zeros, zeros if isinstance(rnn, nn.LSTM) else None
-    state, states, layer = start, [], layer.deferred()
+        state = zeros, zeros if isinstance(rnn, nn.LSTM) else None
+    states, layer = list[LayerState](), layer.deferred()
     for step in gates.unbind(-3):
         state = step_layer(rnn, layer, step, *state)
         states.append(state)
@@ -263,43 +264,28 @@ def _run_layer(
 
 
 def _run_torch(
-    rnn: Recurrent, inputs: Tensor, lengths: Tensor | None, start: RecurrentState | None
+    rnn: Recurrent, inputs: Tensor, lengths: Tensor | None, initial: RecurrentState | None
 ) -> tuple[Tensor, RecurrentState]:
-    """Run torch's own call. In a context of autocast to bf16, it computes in float32 and returns bf16.
-
-    Autocast would let cuDNN compute in float16 instead, and gradients of an unscaled loss can be too small for float16.
-    """
+    """Run torch's own call. In a context of autocast to bf16, it computes in float32 and returns bf16. Autocast would
+    let cuDNN compute in float16 instead, and gradients of an unscaled loss can be too small for float16."""
     kind = inputs.device.type
     if torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.bfloat16:
         with torch.autocast(kind, enabled=False):
-            outputs, last = _run_torch(rnn, inputs.float(), lengths, start)
+            outputs, last = _run_torch(rnn, inputs.float(), lengths, initial)
         return outputs.bfloat16(), RecurrentState(*(tuple(state.bfloat16() for state in part) for part in last))
     packed: Tensor | PackedSequence = inputs
     if lengths is not None:
         packed = pack_padded_sequence(inputs, lengths, batch_first=True, enforce_sorted=False)
-    initial = None
-    if start is not None:
-        hidden, *cell = (torch.stack(part).to(inputs.dtype) for part in start if part)
-        initial = (hidden, *cell) if cell else hidden
-    with _without_useless_dropout(rnn):
-        outputs, final = rnn(packed, initial)
+    given = None
+    if initial is not None:
+        hidden, *cell = (torch.stack(part).to(inputs.dtype) for part in initial if part)
+        given = (hidden, *cell) if cell else hidden
+    outputs, final = rnn(packed, given)
     if lengths is not None:
         outputs, _ = pad_packed_sequence(outputs, batch_first=True, total_length=inputs.shape[1])
     D = 2 if rnn.bidirectional else 1
     parts = [part[-D:].unbind(0) for part in (final if isinstance(final, tuple) else (final,))]
     return outputs, RecurrentState(parts[0], parts[1] if len(parts) > 1 else ())
-
-
-@contextmanager
-def _without_useless_dropout(rnn: Recurrent) -> Iterator[None]:
-    """Set the dropout of a single layer to 0: torch has no use for it, but cuDNN would prepare random numbers."""
-    dropout = rnn.dropout
-    if rnn.num_layers == 1:
-        rnn.dropout = 0.0
-    try:
-        yield
-    finally:
-        rnn.dropout = dropout
 
 
 class UpperLayers(nn.Module):
@@ -309,34 +295,33 @@ class UpperLayers(nn.Module):
     are computed outside the networks, so that a GPU can run each layer by torch's own call.
     """
 
-    def __init__(self, layers: Sequence[Recurrent], residual: int = 0) -> None:
-        """layers: all layers above the first, the lowest first; residual: see `prepare_layers`."""
+    def __init__(self, layers: Sequence[Recurrent], residual: int = 0, dropout: float = 0.0) -> None:
+        """layers: all layers above the first, the lowest first; residual: see `collect_layers`."""
         super().__init__()
-        self.layers, self.residual = nn.ModuleList(layers), residual
+        self.layers, self.residual, self.dropout = nn.ModuleList(layers), residual, Dropout(dropout)
 
-    def prepare(self) -> list[PreparedLayer]:
-        """Prepare all layers, as `prepare_layers` does for one network."""
-        return [layer for n, rnn in enumerate(self._rnns(), 1) for layer in prepare_layers(rnn, self.residual, n)]
+    def collect_layers(self) -> list[LayerParameters]:
+        """Collect the parameters of all layers, as the function `collect_layers` does for one network."""
+        return [layer for n, rnn in enumerate(self._rnns(), 1) for layer in collect_layers(rnn, self.residual, n)]
 
     def forward(
         self,
         outputs: Tensor,
         final: RecurrentState,
-        layers: Sequence[PreparedLayer],
+        layers: Sequence[LayerParameters],
         lengths: Tensor | None = None,
-        start: RecurrentState | None = None,
+        initial: RecurrentState | None = None,
         context: Tensor | None = None,
     ) -> tuple[Tensor, RecurrentState]:
         """Run all layers -> outputs (B, T, H) and last states of the top layer, as from `run_rnn`.
 
-        outputs: (B, T, D H) of the first layer; final: its last states; layers: the result of `prepare`; lengths: as
-        for `run_rnn`; start: initial states of these layers, by default zeros; context: (B, T, M).
+        outputs: (B, T, D H) of the first layer; final: its last states; layers: the result of `collect_layers`;
+        lengths: as for `run_rnn`; initial: initial states of these layers, by default zeros; context: (B, T, M).
         """
         for n, (rnn, layer) in enumerate(zip(self._rnns(), layers, strict=True)):
-            inputs = outputs if context is None else torch.cat([outputs, context], dim=-1)
-            inputs = dropout(inputs, rnn.dropout, rnn.training)
-            first = None if start is None else start.layers(n, n + 1)
-            new, last = run_rnn(rnn, inputs, lengths, first, [layer._replace(residual=False)])
+            inputs = self.dropout(outputs if context is None else torch.cat([outputs, context], dim=-1))
+            state = None if initial is None else initial.layers(n, n + 1)
+            new, last = run_rnn(rnn, inputs, lengths, state, [layer._replace(residual=False)])
             if layer.residual:
                 new, last = _add_residual(outputs, final, new, last)
             outputs, final = new, last
@@ -344,99 +329,3 @@ class UpperLayers(nn.Module):
 
     def _rnns(self) -> Iterable[Recurrent]:
         return cast(Iterable[Recurrent], self.layers)
-
-
-class SelfAttention(nn.Module):
-    """Self-attention over encoder states: h'_s = LayerNorm(h_s + attention(h_s, h))   (Vaswani et al. 2017, 3.1).
-
-    The feed-forward layer of the paper is left out, because the states come from a recurrent network.
-    """
-
-    def __init__(self, attention: Attention | MultiHeadAttention, dim: int, dropout: Dropout) -> None:
-        """dim: M; dropout: applied to the contexts before they are added."""
-        super().__init__()
-        self.attention, self.norm, self.dropout = attention, nn.LayerNorm(dim), dropout
-
-    def forward(self, states: Tensor, valid: Tensor) -> Tensor:
-        """Compute h': (B, S, M), bool (B, S), False at padding -> (B, S, M), 0 at padding."""
-        memory, past = self.attention.remember(states, valid), self.attention.start(valid)
-        context = self.attention.sequence(states, memory, past).context
-        attended: Tensor = self.norm(states + self.dropout(context))
-        return attended * valid[:, :, None]
-
-
-class Encoded(NamedTuple):
-    states: Tensor  # (B, S, M) encoder states; 0 at padding
-    summary: Tensor  # (B, summary_dim) the whole sentence in one vector
-    valid: Tensor  # bool (B, S), False at padding
-    nonempty: bool  # does every sentence have a token?
-
-
-class Encoder(nn.Module):
-    """The encoder. Its states h_s join both directions (Schuster and Paliwal 1997; Bahdanau et al. 2015, 3.2).
-
-    With upper layers, only the layers below them read in both directions (Wu et al. 2016, 3.2).
-    """
-
-    def __init__(
-        self,
-        rnn: Recurrent,
-        summary: str,
-        self_attention: Sequence[SelfAttention] = (),
-        upper: UpperLayers | None = None,
-        *,
-        residual: int = 0,
-        dropout: float = 0.0,
-    ) -> None:
-        """summary: "final" joins the last states of the top layer's directions, with the cell states of an LSTM; "mean"
-        averages the encoder states; upper: layers of one direction above `rnn`; residual: see
-        `prepare_layers`; dropout: applied to states and summary."""
-        super().__init__()
-        self.rnn, self.residual, self.upper = rnn, residual, upper
-        self.self_attention = nn.ModuleList(self_attention)  # run one after another over the states of the top layer
-        self.dropout = Dropout(dropout)
-        self.summary = summary
-        directions = 2 if rnn.bidirectional and upper is None else 1
-        self.output_dim = rnn.hidden_size * directions
-        with_cell = summary == "final" and isinstance(rnn, nn.LSTM)
-        self.summary_dim = self.output_dim * (2 if with_cell else 1)
-
-    def forward(self, embedded: Tensor, lengths: Tensor, layers: Sequence[PreparedLayer] | None = None) -> Encoded:
-        """Encode embedded tokens (B, S, E) of sentences with lengths int64 (B,).
-
-        The lengths are on the CPU, or on the GPU for a CUDA graph. layers: the layers of `rnn` as a search prepared
-        them; by default prepared here.
-        """
-        positions = torch.arange(embedded.shape[1], device=embedded.device)
-        valid = positions < lengths.to(embedded.device, non_blocking=True)[:, None]
-        states, final = run_rnn(self.rnn, embedded, lengths, None, layers, self.residual)
-        if self.upper is not None:
-            states, final = self.upper(states, final, self.upper.prepare(), lengths)
-        for layer in self.self_attention:
-            states = layer(states, valid)
-        if self.summary == "mean":
-            summary = states.sum(1) / valid.sum(1, keepdim=True).to(states.dtype)
-        else:
-            summary = torch.cat([*final.hidden, *final.cell], dim=-1)
-        # Lengths on a GPU are not read, because the CPU would wait for the GPU. Only training puts lengths there, and
-        # its sentences are never empty.
-        nonempty = lengths.is_cuda or bool((lengths > 0).all())
-        return Encoded(self.dropout(states), self.dropout(summary), valid, nonempty)
-
-
-class Bridge(nn.Module):
-    """Computes the decoder's initial state: tanh(W summary) for every layer   (Bahdanau et al. 2015, A.2.2).
-
-    In the paper the summary is a state of the backward direction; here it covers both directions.
-    """
-
-    def __init__(self, summary_dim: int, layers: int, hidden: int, lstm: bool) -> None:
-        super().__init__()
-        self.shape = (layers * (2 if lstm else 1), hidden)
-        self.layers = layers
-        self.proj = Linear(summary_dim, self.shape[0] * hidden)
-
-    def forward(self, summary: Tensor) -> RecurrentState:
-        """Compute the state from the encoder's summary (B, summary_dim)."""
-        states = torch.tanh(self.proj(summary)).view(-1, *self.shape).unbind(1)
-        return RecurrentState(tuple(states[: self.layers]), tuple(states[self.layers :]))

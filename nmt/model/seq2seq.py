@@ -15,9 +15,9 @@ from nmt.attention.alignment import Policy
 from nmt.attention.attention import Detail, Steering
 from nmt.attention.normalizers import SoftmaxNormalizer
 from nmt.model.decoder import Decoded, Decoder, DecoderState, Infer, Inferred
+from nmt.model.encoder import Bridge, Encoder
 from nmt.model.latent import InferenceNetwork
 from nmt.model.output import Output, Prediction
-from nmt.model.recurrent import Bridge, Encoder
 from nmt.ops.draws import Dropout, dropout
 from nmt.ops.output_loss import cross_entropy
 
@@ -117,7 +117,7 @@ class Seq2Seq(nn.Module):
         """Return whether the model copies source tokens. Source and target then share one vocabulary."""
         return self.decoder.copy is not None
 
-    def record_log_weights(self) -> None:
+    def return_log_weights(self) -> None:
         """Make the attention return log-weights, for guided alignment and variational attention."""
         if self.decoder.attention is not None:
             for module in self.decoder.attention.modules():
@@ -132,7 +132,8 @@ class Seq2Seq(nn.Module):
         """
         words = self.dropout(self.source_embedding(source) if embedded is None else embedded)
         encoded = self.encoder(words, lengths)
-        return self.decoder.start(self.bridge(encoded.summary), encoded, self.decoder.prepare(), source, words)
+        parameters = self.decoder.collect_parameters()
+        return self.decoder.initial_state(self.bridge(encoded.summary), encoded, parameters, source, words)
 
     def forward(self, source: Tensor, lengths: Tensor, target: Tensor, target_out: Tensor | None = None) -> Decoded:
         """Teacher-force: source int64 (B, S), lengths (B,), target (B, T) = <s> y_1 ... y_{T-1} -> Decoded.
@@ -219,12 +220,12 @@ class SearchEnsemble:
         """members: Seq2Seq models, or models prepared for search; both have the methods `encode` and `step`."""
         self.members = tuple(members)
 
-    def encode(self, source: Tensor, lengths: Tensor, *vocabulary: Tensor) -> EnsembleState:
+    def encode(self, source: Tensor, lengths: Tensor, vocabulary: Tensor | None = None) -> EnsembleState:
         """Encode source tokens int64 (B, S) with lengths int64 (B,) on the CPU -> the decoders' initial states.
 
-        vocabulary: a shortlist or nothing, see nmt.translate.prepared_model.
+        vocabulary: a shortlist, int64 (L,), or None, see nmt.translate.search_model.
         """
-        return EnsembleState(tuple(member.encode(source, lengths, *vocabulary) for member in self.members))
+        return EnsembleState(tuple(member.encode(source, lengths, vocabulary) for member in self.members))
 
     def step(self, tokens: Tensor, state: EnsembleState) -> StepOutput[EnsembleState]:
         """Predict the next token from the previous tokens, int64 (N,). As logits it returns the log of the mean
@@ -234,23 +235,19 @@ class SearchEnsemble:
         return StepOutput(log_probs, _mean([s.weights for s in steps]), EnsembleState(tuple(s.state for s in steps)))
 
 
-class Ensemble(nn.Module, SearchEnsemble):
-    """A SearchEnsemble of whole models, which can also score translations."""
+class Ensemble(nn.Module):
+    """An ensemble of whole models, which scores given translations. See `SearchEnsemble` for what it predicts."""
 
-    def __init__(self, members: Sequence[Seq2Seq]) -> None:
-        nn.Module.__init__(self)
-        SearchEnsemble.__init__(self, members)
-        self.models = tuple(members)
-        self._registered = nn.ModuleList(members)
+    def __init__(self, models: Sequence[Seq2Seq]) -> None:
+        super().__init__()
+        self.models, self._registered = tuple(models), nn.ModuleList(models)
 
     @property
     def attends(self) -> bool:
-        """Return whether any model has an attention."""
-        return any(member.attends for member in self.members)
+        return any(model.attends for model in self.models)
 
     @property
     def has_copy_gate(self) -> bool:
-        """Return whether any model copies source tokens."""
         return any(model.has_copy_gate for model in self.models)
 
     def force(
@@ -264,8 +261,8 @@ class Ensemble(nn.Module, SearchEnsemble):
         detailed: bool = False,
     ) -> Forced:
         """Score targets like Seq2Seq.force, by the mean of the models' probabilities and attention; without detail."""
-        forced = [member.force(source, lengths, target_in, target_out, pad, steering) for member in self.models]
-        return Forced(log_mean([member.log_probs for member in forced]), _mean([member.weights for member in forced]))
+        forced = [model.force(source, lengths, target_in, target_out, pad, steering) for model in self.models]
+        return Forced(log_mean([each.log_probs for each in forced]), _mean([each.weights for each in forced]))
 
 
 def log_mean(log_probs: Sequence[Tensor]) -> Tensor:

@@ -9,7 +9,7 @@ Shapes: B sentences, N rows.
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cached_property
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -28,10 +28,8 @@ _SAMPLING = 2**32  # the first counter for sampled translations; smaller counter
 
 
 def seed_draws(seed: int, step: int, rank: int) -> None:
-    """Seed torch's global generators for an update, so that its random numbers do not depend on earlier updates.
-
-    rank: number of the process, whose random numbers differ from those of others.
-    """
+    """Seed torch's global generators for an update, so that its random numbers do not depend on earlier updates. rank:
+    number of the process, whose random numbers differ from those of others."""
     torch.manual_seed(int(np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0]))
 
 
@@ -39,15 +37,12 @@ class Dropout(nn.Dropout):
     """nn.Dropout (Srivastava et al. 2014) with a mask that is cheap on a CPU."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Apply dropout to a tensor of any shape."""
         return dropout(inputs, self.p, self.training)
 
 
 def dropout(inputs: Tensor, p: float, training: bool) -> Tensor:
-    """Set elements to zero with probability p, and divide the others by 1 - p. Uses torch's global generator.
-
-    On a CPU, torch's own dropout draws one random number per element and is ten times slower.
-    """
+    """Set elements to zero with probability p, and divide the others by 1 - p. Uses torch's global generator. On a CPU,
+    torch's own dropout draws one random number per element and is ten times slower."""
     if not training or p == 0:
         return inputs
     if p == 1 or inputs.device.type != "cpu":
@@ -65,23 +60,17 @@ class SentenceDraws:
     """Draws uniform numbers for the sentences of a batch."""
 
     def __init__(self, make_keys: Callable[[], Tensor]) -> None:
-        """make_keys: returns the key of each sentence, int64 (B,). It is called at the first draw."""
-        self.make_keys, self.counter = make_keys, 0
+        """make_keys: returns the key of each sentence, int64 (B,). It is called once, at the first draw."""
+        self.keys, self.counter = cache(make_keys), 0
         self._block, self._start = torch.empty(0, 0), 0  # numbers computed in advance, and the counter of the first
 
-    @cached_property
-    def keys(self) -> Tensor:
-        """Return the key of each sentence, int64 (B,). The keys are made once."""
-        return self.make_keys()
-
     def __call__(self, rows: int, count: int, device: torch.device) -> Tensor:
-        """Draw numbers (rows, count) in [0, 1).
-
-        rows: the number of sentences or a multiple of it; then the rows of a sentence follow each other.
-        """
+        """Draw numbers (rows, count) in [0, 1). rows: the number of sentences or a multiple of it; then the rows of a
+        sentence follow each other."""
         first, self.counter = self.counter, self.counter + count
         if len(self._block) != rows or self.counter > self._start + self._block.shape[1]:
-            keys = _copies(self.keys.to(device, non_blocking=True), rows // len(self.keys))
+            keys = self.keys()
+            keys = _copies(keys.to(device, non_blocking=True), rows // len(keys))
             self._start = first
             self._block = _uniform(keys[:, None], torch.arange(first, first + max(count, BLOCK), device=device))
         return self._block[:, first - self._start : self.counter - self._start]
@@ -107,7 +96,7 @@ def copied_draws(sentences: Tensor, copies: Tensor) -> AbstractContextManager[No
     current = _current
     if current is None:
         return nullcontext()
-    return sentence_draws(SentenceDraws(lambda: _hash(current.keys[sentences] + 1 + copies)))
+    return sentence_draws(SentenceDraws(lambda: _hash(current.keys()[sentences] + 1 + copies)))
 
 
 def draw(rows: int, count: int, device: torch.device) -> Tensor:

@@ -62,7 +62,7 @@ def output_loss(
     criterion: Criterion,
     *by_position: Tensor,
     shares: Tensor | None = None,
-    layout: "type[Rows] | None" = None,
+    layout: "type[OneReadout] | None" = None,
     sizes: ChunkSizes = SIZES,
 ) -> OutputLoss:
     """Compute the criterion of the logits W r + b: readouts r (C, N, R), W (V, R), b (V,) -> OutputLoss.
@@ -71,31 +71,31 @@ def output_loss(
     their rows after the logits. shares: None or (C, N, ...); the criterion gets the rows of `shares` between the logits
     and the rows of `by_position`. Gradients go to readouts, weight, bias and shares.
 
-    layout: SeveralRows if each position has K readouts (C, N, K, R) with mixture weights `shares` (C, N, K). Then the
+    layout: SeveralReadouts if a position has K readouts (C, N, K, R) with mixture weights `shares` (C, N, K). Then the
     criterion must come from `of_mixture`, which mixes probabilities, or from `mean_over_mixture`, which mixes losses.
     """
     terms: dict[str, Tensor] = {}
-    rows, differentiate = layout or Rows, torch.is_grad_enabled()
+    rows, differentiate = layout or OneReadout, torch.is_grad_enabled()
     total: Tensor = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
         readouts, weight, bias, shares, rows, counted, criterion, by_position, sizes, terms, differentiate
     )
     return OutputLoss(total, terms)
 
 
-class Rows:
-    """Assigns the rows of a matrix product to target positions. In this class, each position of each pass has one
-    readout (C, N, R), and shares (C, N, ...) or None."""
+class OneReadout:
+    """Assigns the rows of a chunk's matrix product to target positions, each of which has one readout in each pass:
+    readouts (C, N, R), shares (C, N, ...) or None."""
 
     def __init__(self, readouts: Tensor, shares: Tensor | None, counted: Tensor, differentiate: bool) -> None:
         self.readouts, self.shares, self.counted = readouts, shares, counted
-        self.layout: tuple[Mixing, ...] = ()  # what the criterion of a part gets after its leaves
+        self.mixing: tuple[Mixing, ...] = ()  # what the criterion of a part gets after its leaves
         self.per_position = len(readouts)  # number of rows for each position: C
         inputs = (readouts, shares) if differentiate else ()
         self.gradients = tuple(torch.empty_like(tensor) for tensor in inputs if tensor is not None)
         self.dtype = wide_dtype(readouts.dtype)
 
-    def start(self, chunk: slice) -> Tensor:
-        """Begin a chunk, to which the following calls refer, and return its readouts (m, R)."""
+    def read(self, chunk: slice) -> Tensor:
+        """Return the readouts (m, R) of a chunk, to which the following calls refer."""
         self.chunk = chunk
         return self.readouts[:, chunk].flatten(0, 1)
 
@@ -127,7 +127,7 @@ class _ChunkedLoss(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor,
         shares: Tensor | None,
-        layout: type[Rows],
+        layout: type[OneReadout],
         counted: Tensor,
         criterion: Criterion,
         by_position: tuple[Tensor, ...],
@@ -146,7 +146,7 @@ class _ChunkedLoss(torch.autograd.Function):
         rows = layout(readouts, None if shares is None else shares.detach().to(dtype), counted.flatten(), differentiate)
         columns = rows.per_position * len(weight)
         for chunk in slices(len(factors), columns, sizes.product):
-            chunk_readouts = rows.start(chunk)
+            chunk_readouts = rows.read(chunk)
             logits = matmul(chunk_readouts, weight, bias)
             bias_gradient = bias.new_zeros(bias.shape, dtype=dtype)
             numbers = sizes.cpu if weight.device.type == "cpu" else sizes.gpu
@@ -155,7 +155,7 @@ class _ChunkedLoss(torch.autograd.Function):
                 leaves = [leaf.detach().requires_grad_(differentiate) for leaf in rows.leaves(logits, part)]
                 with torch.set_grad_enabled(differentiate):
                     others = [tensor[positions] for tensor in by_position]
-                    loss, named = criterion(*leaves, *rows.layout, *others)
+                    loss, named = criterion(*leaves, *rows.mixing, *others)
                 total += (loss.detach() * factors[positions]).sum()
                 for name in named:
                     reported.setdefault(name, []).append(named[name].detach() * factors[positions])
@@ -294,10 +294,8 @@ def mean_over_mixture(criterion: Criterion) -> MixedCriterion:
 
 
 class _MeanOfSoftmax(torch.autograd.Function):
-    """Computes sum_k w_k softmax(l_k): logits l (m, V), mixture weights w (m,) -> float32 or wider (C * n, V).
-
-    Besides the logits and their gradient, it holds two tensors (m, V); autograd would hold four.
-    """
+    """Computes sum_k w_k softmax(l_k): logits l (m, V), mixture weights w (m,) -> float32 or wider (C * n, V). Besides
+    the logits and their gradient, it holds two tensors (m, V); autograd would hold four."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, shares: Tensor, mixing: Mixing) -> Tensor:  # noqa: ANN401
@@ -317,9 +315,9 @@ class _MeanOfSoftmax(torch.autograd.Function):
         return logits_grad.view(probs.shape).to(ctx.dtype), shares_grad.view(-1), None
 
 
-class SeveralRows(Rows):
-    """Assigns the rows of a matrix product to positions that have K readouts in each pass: readouts (C, N, K, R),
-    mixture weights `shares` (C, N, K). The rows of a chunk are ordered by position, then pass, then readout."""
+class SeveralReadouts(OneReadout):
+    """Assigns the rows of a chunk's matrix product to positions that have K readouts in each pass: readouts (C, N, K,
+    R), mixture weights `shares` (C, N, K). The rows are ordered by position, then pass, then readout."""
 
     shares: Tensor
 
@@ -333,7 +331,7 @@ class SeveralRows(Rows):
         inputs = (self.readouts, self.flat_shares) if differentiate else ()
         self.gradients = tuple(torch.zeros_like(tensor) for tensor in inputs)
 
-    def start(self, chunk: slice) -> Tensor:
+    def read(self, chunk: slice) -> Tensor:
         C, N, K = self.shares.shape
         self.n = n = chunk.stop - chunk.start
         if self.complete is None:
@@ -355,7 +353,7 @@ class SeveralRows(Rows):
         rows, size = self._rows(part), part.stop - part.start
         owners = self.owners[rows]
         owners = owners // self.n * size + owners % self.n - part.start
-        self.layout = (Mixing(owners, len(self.shares) * size, self.complete),)
+        self.mixing = (Mixing(owners, len(self.shares) * size, self.complete),)
         return logits[rows], self.flat_shares.index_select(0, self.places[rows])
 
     def store(self, logits: Tensor, part: slice, gradients: tuple[Tensor, ...]) -> None:

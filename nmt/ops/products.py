@@ -1,4 +1,4 @@
-"""Matrix products and look-ups of rows, whose gradients may be deferred to the end of the backward pass.
+"""Matrix products: with gradients that wait for the end of the backward pass, or with weights packed for a search.
 
 In a loop of T steps, autograd would compute a gradient of a weight's size at every step and add them up: T small
 products and T sums. A loop therefore uses a weight that `defer` has returned. The backward pass of each use then only
@@ -6,7 +6,8 @@ stores what the gradient needs (in `Uses`). Autograd runs the backward pass of `
 computes the gradient, for a weight by a single product.
 
 On a CPU, torch computes float32 products with MKL and bfloat16 products with oneDNN. On AMD processors, MKL uses only
-half the vector width, so this module computes float32 products with oneDNN there.
+half the vector width, so this module computes float32 products with oneDNN there. A search, which needs no gradients,
+multiplies with weights packed in the blocks of oneDNN, or in 8-bit integers.
 
 Shapes: B batch, S source positions, D features (or operands, where several are multiplied side by side), N rows,
 I inputs, O outputs, ... any batch axes. W' is the transpose of W.
@@ -22,26 +23,19 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from nmt.system.machine import cpu_vendor
+from nmt.config.errors import UserError
+from nmt.system.machine import cpu_capabilities, cpu_vendor
 
 PENDING_ELEMENTS = 2**24  # inputs and gradients with more elements than this are not kept, but reduced to a product
 MAX_SEPARATE = 4  # up to this number of operands side by side, oneDNN computes their products one by one
 # For a weight with fewer elements, oneDNN costs more than it saves: a call, and a kernel for each new number of rows.
 MIN_WEIGHT = 2**14
+MIN_OUTPUTS = 64  # a weight with fewer outputs is not packed
+INT8_LEVELS = 127  # 8-bit integers lie between -127 and 127
+ZERO = 128  # stands for 0 in unsigned inputs; oneDNN multiplies signed inputs quickly only on CPUs with AMX
 _onednn = None
 if cpu_vendor() == "AuthenticAMD" and torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
     _onednn = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
-
-
-class PackedWeight(Protocol):
-    """A weight (O, I) in the form that a processor multiplies fastest, without gradients; see nmt.ops.packed."""
-
-    def product(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
-        """Compute x W' + b: inputs (..., I), bias (O,) -> (..., O)."""
-        ...
-
-
-Weight = Tensor | PackedWeight
 
 
 def in_autocast_dtype(tensor: Tensor) -> Tensor:
@@ -58,6 +52,89 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
 def wide(tensor: Tensor) -> Tensor:
     """Convert a tensor to float32, unless it is wider."""
     return tensor.to(wide_dtype(tensor.dtype))
+
+
+class FloatWeight:
+    """A weight packed in the blocks that oneDNN multiplies. Otherwise oneDNN rearranges the weight at every call, which
+    takes longer than the product itself if there are few rows."""
+
+    @staticmethod
+    def dtypes() -> set[torch.dtype]:
+        """Return the precisions in which oneDNN multiplies on this machine."""
+        if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):  # type: ignore[no-untyped-call]
+            return set()
+        return {torch.float32, torch.bfloat16} if torch.ops.mkldnn._is_mkldnn_bf16_supported() else {torch.float32}
+
+    def __init__(self, weight: Tensor) -> None:
+        self.dtype = weight.dtype
+        self.packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
+
+    def product(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
+        """Compute x W' + b without gradients: inputs (..., I), bias (O,) -> (..., O)."""
+        bias = None if bias is None else bias.to(self.dtype)
+        inputs = inputs.to(self.dtype).contiguous()
+        outputs: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, self.packed, bias, "none", [], "")
+        return outputs
+
+
+class Int8Weight:
+    """A weight in 8-bit integers, with a scale for each output. `product` converts the inputs to 8-bit integers too,
+    with a scale for each row, or if all inputs lie between -1 and 1 (`bounded`), with a fixed scale.
+
+    Other rows change the result of a row at most in the rounding of the last bit. CPUs without VNNI add pairs of
+    products in 16 bits: there, weights and inputs have 7 bits, so that no sum overflows.
+    """
+
+    def __init__(self, weight: Tensor, bounded: bool) -> None:
+        self.bounded = bounded
+        capabilities = cpu_capabilities()
+        vnni = capabilities.get("avx512_vnni") or capabilities.get("avx_vnni")
+        self.levels = INT8_LEVELS if vnni else INT8_LEVELS // 2
+        self.scales = weight.abs().amax(1).clamp_(min=torch.finfo(torch.float32).tiny) / self.levels
+        integers = (weight / self.scales[:, None]).round_().to(torch.int8)
+        self.zeros = torch.zeros(len(weight), dtype=torch.int32)
+        self.packed: Tensor = torch.ops.onednn.qlinear_prepack(integers, None)
+
+    def product(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
+        rows = inputs.reshape(-1, inputs.shape[-1])
+        if self.bounded:
+            outputs = self._product(rows * self.levels, bias)
+        else:
+            largest = rows.abs().amax(1, keepdim=True).clamp_(min=1e-30)
+            outputs = self._product(rows * (self.levels / largest), None).mul_(largest)
+            outputs = outputs if bias is None else outputs.add_(bias)
+        return outputs.to(inputs.dtype).view(*inputs.shape[:-1], -1)
+
+    def _product(self, rows: Tensor, bias: Tensor | None) -> Tensor:
+        integers = (rows.round_() + ZERO).to(torch.uint8)
+        weight = self.packed, self.scales, self.zeros
+        outputs: Tensor = torch.ops.onednn.qlinear_pointwise(
+            *(integers, 1 / self.levels, ZERO, *weight, bias),
+            *(1.0, 0, torch.float32, "none", [], ""),
+        )
+        return outputs
+
+
+Weight = Tensor | FloatWeight | Int8Weight
+"""A weight (O, I) of a product: a tensor, or packed and then without gradients."""
+Pack = Callable[..., Weight]
+"""Converts a weight (O, I) to the form in which `linear` multiplies with it, as `pack` and `pack_int8` do. A second
+argument, `bounded`, says whether all inputs of the products lie between -1 and 1."""
+
+
+def pack(weight: Tensor, bounded: bool = False) -> Weight:
+    """Pack a weight (O, I) in its own dtype, or return it unchanged where packing gains nothing."""
+    if weight.device.type != "cpu" or len(weight) < MIN_OUTPUTS or weight.dtype not in FloatWeight.dtypes():
+        return weight
+    return FloatWeight(weight)
+
+
+def pack_int8(weight: Tensor, bounded: bool = False) -> Weight:
+    """Pack a weight (O, I) in 8-bit integers, or return it unchanged if it has few outputs. Raises UserError unless
+    torch has 8-bit products on this CPU."""
+    if not hasattr(torch.ops.onednn, "qlinear_pointwise") or not cpu_capabilities().get("avx2"):
+        raise UserError("precision=int8 needs an x86 CPU with AVX2 and torch with oneDNN; use precision=auto")
+    return weight if len(weight) < MIN_OUTPUTS else Int8Weight(weight.float(), bounded)
 
 
 class Sums(Protocol):
@@ -91,7 +168,7 @@ class Uses:
 
 
 def defer(*tensors: Weight | None, cast: bool = True) -> Any:  # noqa: ANN401
-    """Return tensors of the same values, as a tuple. Uses of the first one by `linear`, `product`, `rows` or
+    """Return tensors of the same values, as a tuple. Uses of the first one by `linear`, `product`, `gather_rows` or
     `additive_energies` defer the gradients of all; other uses have their ordinary gradients.
 
     cast: convert the tensors to the dtype of products under autocast. Packed weights, which have no gradients, and None
@@ -173,7 +250,7 @@ def linear(inputs: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor
             operands = defer(weight, bias)
         if (uses := uses_of(operands[0])) is not None:
             assert bias is None or operands[1].grad_fn is operands[0].grad_fn  # type: ignore[union-attr]  # deferred together
-            applied: Tensor = _Linear.apply(inputs, *operands, uses)  # type: ignore[no-untyped-call]
+            applied: Tensor = _Product.apply(inputs, *operands, uses, False)  # type: ignore[no-untyped-call]
             return applied
     return matmul(inputs, weight, bias)
 
@@ -183,7 +260,7 @@ def product(inputs: Tensor, operand: Tensor) -> Tensor:
     uses = uses_of(operand)
     if uses is None or not torch.is_grad_enabled():
         return torch.bmm(inputs, operand)
-    applied: Tensor = _Product.apply(inputs, operand, uses)  # type: ignore[no-untyped-call]
+    applied: Tensor = _Product.apply(inputs, operand, None, uses, True)  # type: ignore[no-untyped-call]
     return applied
 
 
@@ -202,8 +279,7 @@ def uses_onednn(inputs: Tensor, weight: Tensor) -> bool:
 
 def matmul(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Compute x W' + b for the shapes that `linear` takes, but without deferring gradients. The operands must not need
-    gradients if `uses_onednn` is true.
-    """
+    gradients if `uses_onednn` is true."""
     if uses_onednn(inputs, weight):
         assert not (torch.is_grad_enabled() and (inputs.requires_grad or weight.requires_grad))
         if weight.dim() == 2:  # noqa: PLR2004
@@ -261,41 +337,37 @@ class _Products:
         return self.total
 
 
-class _Linear(torch.autograd.Function):
+class _Product(torch.autograd.Function):
+    """Computes x W' + b, or if `plain` x A for operands A side by side, and stores in `uses` what the gradients of the
+    operands need."""
+
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, uses: Uses) -> Tensor:  # noqa: ANN401
-        ctx.uses, ctx.dtype = uses, inputs.dtype
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        inputs: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        uses: Uses,
+        plain: bool,
+    ) -> Tensor:
+        ctx.uses, ctx.plain, ctx.dtype = uses, plain, inputs.dtype
         inputs = inputs.to(weight.dtype)
         ctx.save_for_backward(inputs, weight)
-        return matmul(inputs, weight, bias)
+        return torch.bmm(inputs, weight) if plain else matmul(inputs, weight, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         inputs, weight = ctx.saved_tensors
-        grad = grad.to(weight.dtype)  # under autocast, the product of float32 operands has another dtype
+        grad, inputs_grad = grad.to(weight.dtype), None  # autocast gives the product of float32 operands another dtype
         if ctx.needs_input_grad[1]:
-            rows = (inputs, grad) if weight.dim() > 2 else (inputs.flatten(0, -2), grad.flatten(0, -2))  # noqa: PLR2004
-            ctx.uses.sums(_Products, _Products).add(*rows)
-        return input_gradient(grad, weight).to(ctx.dtype) if ctx.needs_input_grad[0] else None, None, None, None
-
-
-class _Product(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, inputs: Tensor, operand: Tensor, uses: Uses) -> Tensor:  # noqa: ANN401
-        ctx.uses, ctx.dtype = uses, inputs.dtype
-        inputs = inputs.to(operand.dtype)
-        ctx.save_for_backward(inputs, operand)
-        return torch.bmm(inputs, operand)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        inputs, operand = ctx.saved_tensors
-        grad = grad.to(operand.dtype)
-        if ctx.needs_input_grad[1]:
-            ctx.uses.sums(_Products, _Products).add(grad, inputs)  # A is W', so that inputs and gradients swap roles
-        return (grad @ operand.mT).to(ctx.dtype) if ctx.needs_input_grad[0] else None, None, None
+            pair = (inputs, grad) if weight.dim() > 2 else (inputs.flatten(0, -2), grad.flatten(0, -2))  # noqa: PLR2004
+            ctx.uses.sums(_Products, _Products).add(
+                *(reversed(pair) if ctx.plain else pair)
+            )  # A is W': they swap roles
+        if ctx.needs_input_grad[0]:
+            inputs_grad = (grad @ weight.mT if ctx.plain else input_gradient(grad, weight)).to(ctx.dtype)
+        return inputs_grad, None, None, None, None
 
 
 @dataclass
@@ -310,21 +382,19 @@ class Buffer:
         return (self.total if self.factor is None else self.total.mul_(self.factor),)
 
 
-def rows(tensor: Tensor, index: Tensor) -> Tensor:
-    """Gather rows: (B, S, D), int64 (N,) -> (N, D). The index counts the B S rows of all sentences.
-
-    All calls with the same deferred tensor add their gradients to one buffer.
-    """
+def gather_rows(tensor: Tensor, index: Tensor) -> Tensor:
+    """Gather rows: (B, S, D), int64 (N,) -> (N, D). The index counts the B S rows of all sentences. All calls with the
+    same deferred tensor add their gradients to one buffer."""
     if not torch.is_grad_enabled():
         return tensor.flatten(0, 1).index_select(0, index)
     if (uses := uses_of(tensor)) is None:
         (tensor,) = defer(tensor, cast=False)
         uses = uses_of(tensor)
-    read: Tensor = _Rows.apply(tensor, index, uses)  # type: ignore[no-untyped-call]
-    return read
+    gathered: Tensor = _GatheredRows.apply(tensor, index, uses)  # type: ignore[no-untyped-call]
+    return gathered
 
 
-class _Rows(torch.autograd.Function):
+class _GatheredRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, index: Tensor, uses: Uses) -> Tensor:  # noqa: ANN401
         ctx.uses, ctx.shape = uses, tensor.shape
@@ -342,6 +412,7 @@ class _Rows(torch.autograd.Function):
 
 
 def _onednn_product(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Compute x W' + b by oneDNN's function for packed weights, which also takes plain ones."""
     assert _onednn is not None
     outputs: Tensor = _onednn(_dense(inputs), _dense(weight), bias, "none", [], "")
     return outputs

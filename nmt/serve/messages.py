@@ -22,21 +22,12 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class SearchSettings(Message):
-    """Settings of the search. A setting that is null has the value of the run's configuration."""
-
-    beam_size: BeamSize | None = None
-    length_penalty: LengthPenalty | None = None
-    alpha: LengthExponent | None = None
-
-    def values(self) -> dict[str, Any]:
-        """Collect the settings that are not null, by their keys in the section `search` of a configuration."""
-        return self.model_dump(include=set(SearchSettings.model_fields), exclude_none=True)
-
-
-class TranslateRequest(SearchSettings):
+class TranslateRequest(Message):
     """Texts to translate, or texts whose given translations are scored."""
 
+    beam_size: BeamSize | None = Field(None, description="null: as in the run's configuration")
+    length_penalty: LengthPenalty | None = Field(None, description="null: as in the run's configuration")
+    alpha: LengthExponent | None = Field(None, description="null: as in the run's configuration")
     text: Text | list[Text] = Field(description="a line or several; each is translated by itself")
     model: str | None = Field(None, description="a name of /v1/models; null: the default")
     nbest: BeamSize = Field(1, description="translations of each text, best first")
@@ -49,6 +40,10 @@ class TranslateRequest(SearchSettings):
         None, description="for the one text: step -> source position to attend to, or a row of weights; both from 0"
     )
     tree: bool = Field(False, description="return the beam search of the one text as a tree")
+
+    def search(self) -> dict[str, Any]:
+        """Collect the settings of the search, by their keys in the section `search` of a configuration."""
+        return self.model_dump(include={"beam_size", "length_penalty", "alpha"}, exclude_none=True)
 
 
 class ScoredText(Message):
@@ -118,7 +113,7 @@ class ExplainAnswer(Message):
     stops: list[int | None] | None = Field(
         description="where monotonic reading stopped at each step; null: past the end"
     )
-    saliency: list[list[float]] | None = Field(description="shares of the gradient norms; rows sum to 1")
+    saliency: list[list[float]] | None = Field(description="gradient norms, divided by the sum of their row")
 
 
 class ModelInfo(Message):
@@ -159,7 +154,7 @@ class Problem(Message):
 PROBLEMS: dict[int | str, dict[str, Any]] = {"default": {"model": Problem, "description": "Any problem"}}
 
 
-def explain_invalid(errors: Sequence[Any]) -> str:
+def describe_invalid(errors: Sequence[Any]) -> str:
     """Describe the first of FastAPI's validation errors as "key: reason"."""
     problem = errors[0]
     if problem["type"] == "json_invalid":

@@ -38,18 +38,12 @@ class ServedModel:
         """Return a translator with the search settings changed. Raises UserError for settings that the search method
         lacks, that are impossible, or that exceed the service's limit on the beam size."""
         trained, translator, limit = self.translator.settings, self.translator, self.info.max_beam_size
-        for key in changes:
-            if not hasattr(trained, key):
-                searched = f"{self.info.name} uses search={trained.kind}"
-                raise UserError(f"{key}: {searched}; start the service with search=beam")
         if (settings := merge_search(trained, changes)) != trained:
             translator = translator.with_search(settings)
         size = max(nbest, translator.method.beam_size)
         if size > limit:
             key = "nbest" if nbest == size else "beam_size"
             raise UserError(f"{key}: {size} is above this service's limit of {limit}")
-        if nbest > (beam := getattr(settings, "beam_size", nbest)):
-            raise UserError(f"nbest: {nbest} translations need a beam_size of at least {nbest}, not {beam}")
         translator.method.check_nbest(nbest)
         return translator
 

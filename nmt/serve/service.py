@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,13 @@ import torch
 from starlette.exceptions import HTTPException
 
 from nmt.config.errors import UserError
-from nmt.explain.explanation import Explanation, beam_tree, explain
+from nmt.explain.explanation import Explanation, explain
 from nmt.serve import messages
 from nmt.serve.models import ServedModel
 from nmt.translate.translation import Translation
 from nmt.translate.translator import Translator
 
+RETRY = 1  # seconds after which a refused client may try again
 PATIENCE = 10  # while sentences keep arriving, a free thread waits for at most this many times `QueueSettings.wait`
 IMPOSSIBLE = -1e9  # stands for -infinity, which JSON cannot express
 
@@ -27,7 +27,7 @@ Work = Callable[[Sequence[Any]], Sequence[Any]]
 """Computes the results of the items of a batch, in the same order."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Job:
     work: Work
     key: Hashable  # jobs with equal keys may share a batch; a job with the key None shares none
@@ -70,7 +70,6 @@ class Batcher:
         self._jobs: list[_Job] = []
         self._changed = threading.Condition()
         self._running = 0  # number of jobs that have left the queue and are being computed
-        self._rate = 0.0  # moving average of the jobs per second of all threads together; 0 before the first batch
         names = (f"nmt-serve-{number}" for number in range(settings.workers))
         self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for name in names]
         for thread in self._threads:
@@ -87,9 +86,8 @@ class Batcher:
         there is no room for all. most_tokens: the largest size of a batch, in tokens with padding."""
         with self._changed:
             if len(self._jobs) + len(items) > self.settings.sentences or not self._open:
-                seconds = max(1, round(len(self._jobs) / self._rate)) if self._rate else 1
-                message = f"too many sentences are waiting; try again in {seconds} s"
-                raise HTTPException(503, message, {"retry-after": str(seconds)})
+                message = f"too many sentences are waiting; try again in {RETRY} s"
+                raise HTTPException(503, message, {"retry-after": str(RETRY)})
             jobs = [_Job(work, key, item, length, most_tokens) for item, length in zip(items, tokens, strict=True)]
             self._jobs += jobs
             self._changed.notify()
@@ -113,14 +111,10 @@ class Batcher:
     def _run(self) -> None:
         torch.set_num_threads(self.settings.threads)
         while batch := self._next_batch():
-            started = time.monotonic()
             running = [job for job in batch if job.future.set_running_or_notify_cancel()]
             outcomes = _outcomes(running) if running else []
-            seconds = time.monotonic() - started
             with self._changed:
                 self._running -= len(batch)
-            rate = len(batch) / max(seconds, 1e-6) * self.settings.workers
-            self._rate = 0.8 * self._rate + 0.2 * rate if self._rate else rate
             for job, outcome in zip(running, outcomes, strict=True):
                 if isinstance(outcome, Exception):
                     job.future.set_exception(outcome)
@@ -146,8 +140,8 @@ class Batcher:
                 self._changed.wait(remaining)
             chosen = _similar(self._jobs, -(-(len(self._jobs) + self._running) // self.settings.workers))
             self._running += len(chosen)
-            taken = {id(job) for job in chosen}
-            self._jobs = [job for job in self._jobs if id(job) not in taken]
+            taken = set(chosen)
+            self._jobs = [job for job in self._jobs if job not in taken]
             if self._jobs:
                 self._changed.notify()
         return chosen
@@ -176,84 +170,38 @@ class Service:
         return self.models[name]
 
     async def translate(self, request: messages.TranslateRequest) -> messages.TranslateAnswer:
-        """Translate or score texts. Raises UserError if the request is invalid, HTTPException if it is too large or the
-        queue is full."""
-        model = self.model(request.model)
-        translator = model.with_search(request.values(), 1 if request.target is not None else request.nbest)
+        """Translate or score texts, in batches shared with other requests. Raises UserError if the request is invalid,
+        HTTPException if it is too large or the queue is full."""
+        model, scores = self.model(request.model), request.target is not None
+        translator = model.with_search(request.search(), 1 if scores else request.nbest)
         texts = [request.text] if isinstance(request.text, str) else request.text
+        targets = [request.target] if isinstance(request.target, str) else request.target or []
+        guided = bool(request.attend or request.prefix or request.tree)
+        most = min(self.max_texts, self.batcher.settings.sentences)
         if not texts:
             raise UserError("text: is an empty list")
-        most = min(self.max_texts, self.batcher.settings.sentences)
         if len(texts) > most:
             raise HTTPException(413, f"text: has {len(texts)} texts, but the limit is {most}")
-        if request.target is not None and request.nbest > 1:
-            raise UserError("target: is scored without a search; leave out nbest")
-        answer = partial(messages.TranslateAnswer, model=model.info.name)
-        if request.attend or request.prefix or request.tree:
-            return answer(**await self._guided(model, translator, request, texts))
-        if request.target is None:
-            lists = await self.search(model, translator, texts, request.nbest)
-        else:
-            lists = await self._score(model, translator, texts, request.target)
-        return answer(translations=[_scored_texts(nbest, request.alignment) for nbest in lists])
-
-    async def search(
-        self, model: ServedModel, translator: Translator, texts: Sequence[str], nbest: int
-    ) -> list[list[Translation]]:
-        """Find the n best translations of each text, in batches shared with other requests."""
-        tokens = [model.count_tokens(text, f"text {number}") for number, text in enumerate(texts, 1)]
-        work = partial(translator.translate_nbest, n=nbest)
-        key = "search", model.info.name, translator.settings.model_dump_json(), nbest
-        return await self._queued(work, texts, tokens, key, translator)
-
-    async def _score(
-        self, model: ServedModel, translator: Translator, texts: Sequence[str], target: str | list[str]
-    ) -> list[list[Translation]]:
-        targets = [target] if isinstance(target, str) else target
-        if len(targets) != len(texts):
+        if guided and not isinstance(request.text, str):
+            raise UserError("attend, prefix, tree: are for one text, not for a list")
+        if scores and (request.nbest > 1 or request.prefix or request.tree):
+            raise UserError("target: is scored without a search; leave out nbest, prefix and tree")
+        if scores and len(targets) != len(texts):
             wanted = f"one translation of each text is expected, {len(texts)} in all"
             raise UserError(f"target: {wanted}, not {len(targets)}")
-        tokens = [
-            max(model.count_tokens(line, f"target {number}", "target"), model.count_tokens(text, f"text {number}"))
-            for number, (text, line) in enumerate(zip(texts, targets, strict=True), 1)
-        ]
-
-        def work(pairs: Sequence[tuple[str, str]]) -> list[list[Translation]]:
-            sources, translations = zip(*pairs, strict=True)
-            return [[scored] for scored in translator.score(sources, translations)]
-
-        pairs = list(zip(texts, targets, strict=True))
-        key = "score", model.info.name, translator.settings.model_dump_json()  # scores depend on the length penalty
-        return await self._queued(work, pairs, tokens, key, translator)
-
-    async def _guided(
-        self, model: ServedModel, translator: Translator, request: messages.TranslateRequest, texts: Sequence[str]
-    ) -> dict[str, Any]:
-        """Answer a request about one text with `attend`, `prefix` or `tree`. It shares no batch."""
-        if not isinstance(request.text, str) or (request.target is not None and not isinstance(request.target, str)):
-            raise UserError("attend, prefix, tree: are for one text, not for a list")
-        tokens = model.count_tokens(request.text, "text")
-        if isinstance(request.target, str):
-            tokens = max(tokens, model.count_tokens(request.target, "target", "target"))
+        tokens = [model.count_tokens(text, f"text {number}") for number, text in enumerate(texts, 1)]
+        of_targets = [model.count_tokens(line, f"target {number}", "target") for number, line in enumerate(targets, 1)]
         model.check_guidance(request.attend, request.prefix)
-        steered: dict[str, Any] = {"attend": request.attend}
-        started = {**steered, "prefix": request.prefix or ""}
-
-        def work(items: Sequence[str]) -> list[tuple[list[Translation], messages.Tree | None]]:
-            (text,) = items
-            if isinstance(request.target, str):
-                return [(translator.score([text], [request.target], **steered), None)]
-            if not request.tree:
-                return [(translator.translate_nbest([text], request.nbest, **started)[0], None)]
-            nbest, steps = beam_tree(translator, text, request.nbest, **started)
-            pieces = translator.tokenizers.target.pieces
-            described = [[{**node._asdict(), "token": pieces([node.token])[0]} for node in nodes] for nodes in steps]
-            return [(nbest, messages.Tree.model_validate({"steps": described}))]
-
-        if request.target is not None and (request.prefix or request.tree):
-            raise UserError("target: is scored without a search; leave out prefix and tree")
-        ((nbest, tree),) = await self._queued(work, texts, [tokens], None, translator)
-        return {"translations": [_scored_texts(nbest, request.alignment)], "tree": tree}
+        settings = translator.settings.model_dump_json()  # scores depend on it too, by the length penalty
+        answers = await self._queued(
+            _work_of(request, translator),
+            list(zip(texts, targets, strict=True)) if scores else texts,
+            list(map(max, tokens, of_targets)) if scores else tokens,
+            None if guided else (scores, model.info.name, settings, request.nbest),
+            translator,
+        )
+        lists = [_scored_texts(nbest, request.alignment) for nbest, _ in answers]
+        return messages.TranslateAnswer(model=model.info.name, translations=lists, tree=answers[0][1])
 
     async def explain(self, request: messages.ExplainRequest) -> messages.ExplainAnswer:
         """Explain a translation. Raises the errors of `translate`."""
@@ -274,7 +222,7 @@ class Service:
             source_tokens=explanation.source_tokens,
             tokens=explanation.tokens,
             token_log_probs=_rounded(explanation.token_log_probs),
-            log_prob=max(explanation.log_prob, IMPOSSIBLE),
+            log_prob=max(sum(explanation.token_log_probs), IMPOSSIBLE),
             alignment=_rounded(explanation.alignment),
             heads=_rounded(explanation.heads),
             window=window,
@@ -294,6 +242,28 @@ class Service:
         finally:
             for future in futures:
                 future.cancel()
+
+
+def _work_of(request: messages.TranslateRequest, translator: Translator) -> Work:
+    """Make the function that searches the texts of a request, or scores its pairs of a text and a translation. Its
+    results are n-best lists, each with the tree of its search or None."""
+    controls: dict[str, Any] = {key: value for key in ("attend", "prefix") if (value := getattr(request, key))}
+
+    def search(texts: Sequence[str]) -> list[tuple[list[Translation], messages.Tree | None]]:
+        return [(nbest, None) for nbest in translator.translate_nbest(texts, n=request.nbest, **controls)]
+
+    def search_with_tree(texts: Sequence[str]) -> list[tuple[list[Translation], messages.Tree | None]]:
+        (text,) = texts
+        nbest, steps = translator.beam_tree(text, request.nbest, **controls)
+        pieces = translator.tokenizers.target.pieces
+        described = [[{**node._asdict(), "token": pieces([node.token])[0]} for node in nodes] for nodes in steps]
+        return [(nbest, messages.Tree.model_validate({"steps": described}))]
+
+    def score(pairs: Sequence[tuple[str, str]]) -> list[tuple[list[Translation], messages.Tree | None]]:
+        sources, translations = zip(*pairs, strict=True)
+        return [([scored], None) for scored in translator.score(sources, translations, **controls)]
+
+    return score if request.target is not None else search_with_tree if request.tree else search
 
 
 def _outcomes(jobs: list[_Job]) -> list[Any]:

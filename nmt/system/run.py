@@ -21,9 +21,9 @@ import yaml
 
 from nmt import DISTRIBUTION
 from nmt.config import schema
+from nmt.config.checks import flatten, validated
 from nmt.config.errors import UserError, for_shell, format_value, override_values, user_path
 from nmt.config.schema.commands import CHANGEABLE_KEYS, LENGTH_KEYS, NO_EFFECT_KEYS
-from nmt.config.validation import flatten, validated
 from nmt.system import files
 from nmt.system.files import unpacked
 from nmt.system.text_table import counted

@@ -354,7 +354,7 @@ class Objective:
         self.model, self.token_loss = model, build_token_loss(model, config, pad, teachers)
         self.auxiliary = build_auxiliary(model, config, self.token_loss)
         if any(isinstance(auxiliary, GuidedAlignment | Divergence) for auxiliary in self.auxiliary):
-            model.record_log_weights()
+            model.return_log_weights()
 
     def can_be_recorded(self, step: int) -> bool:
         """Check if update number `step` may record its forward and backward pass as a CUDA graph for later updates.

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from nmt.config import schema
+from nmt.config.checks import flatten
 from nmt.config.errors import UserError
 from nmt.config.schema.model import Model
 from nmt.config.schema.training import Distillation
-from nmt.config.validation import flatten
 from nmt.data.prepared_corpus import PreparedCorpus
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.model.checkpoints import BEST, load_model, new_model

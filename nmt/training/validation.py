@@ -81,7 +81,7 @@ class Validator:
                 samples = pick_samples(self.translator, sources, references, evaluation.translations, self.config)
             return scores, samples
         finally:
-            self.translator.invalidate_prepared()  # frees the weights that were packed for search
+            self.translator.discard_search_models()  # frees the weights that were packed for search
 
     @torch.no_grad()
     def _loss(self, plan: Sequence[Indices]) -> tuple[float, int]:

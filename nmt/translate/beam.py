@@ -20,9 +20,8 @@ from nmt.config.errors import UserError
 from nmt.config.schema import training as schema
 from nmt.model.seq2seq import StateT
 from nmt.translate.constraints import Allocation
-from nmt.translate.ranking import distinct, pack_top
 from nmt.translate.search import Flags, Hypothesis, Limits, Search, SearchBatch
-from nmt.translate.selection import Candidates, Coverage, Node, Scorer, Selection, TreeSelection, coverage_score
+from nmt.translate.selection import Candidates, Coverage, Node, Scorer, Selection, TreeSelection, distinct, pack_top
 from nmt.translate.steps import Ending, Follower, History, LogProbs, Mask, watches
 
 CACHED_NUMBERS = 2**20  # a CPU computes this many log-probabilities at a time: 4 MiB, which fit its cache
@@ -64,7 +63,7 @@ class BeamSearch(Search[schema.Beam]):
         score = log_prob / self._scorer.penalty(length)
         if not self.settings.coverage_penalty or attention is None:
             return score
-        return score + self.settings.coverage_penalty * coverage_score(attention.sum(0).numpy())
+        return score + self.settings.coverage_penalty * Coverage.of(attention.sum(0).numpy())
 
 
 @torch.no_grad()
@@ -169,8 +168,8 @@ class _Finished:
     """The finished hypotheses of every sentence."""
 
     def __init__(self, limits: Limits, scorer: Scorer, n_best: int, max_endings: float) -> None:
-        """max_endings: from this many finished hypotheses on, the search of a sentence stops when the best of them
-        scores at least as high as the best live one."""
+        """max_endings: from so many finished hypotheses on, the search of a sentence stops when the best of them scores
+        at least as high as the best live one."""
         self._scorer, self._n_best, self._max_endings = scorer, n_best, max_endings
         self._largest_divisors = [scorer.penalty(length) for length in limits.max_lengths]
         self._endings: list[list[Ending]] = [[] for _ in limits.max_lengths]

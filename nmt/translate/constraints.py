@@ -17,9 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nmt.translate.ranking import Ids, pack_at, pack_top
-from nmt.translate.search import Flags
-from nmt.translate.selection import Candidates, Selection
+from nmt.translate.search import Flags, Ids
+from nmt.translate.selection import Candidates, Selection, pack_at, pack_top
 from nmt.translate.steps import Bans
 
 Phrase = Sequence[int]

@@ -8,9 +8,11 @@ from copy import copy
 from typing import Self
 from unicodedata import category
 
+import numpy as np
+from numpy.typing import NDArray
+
 from nmt.data.tokenizer import SPACELESS
 from nmt.data.word_alignment import WORD_START
-from nmt.translate.ranking import Ids
 
 NOTHING: frozenset[str] = frozenset()
 START = frozenset([WORD_START])  # state before the first token: the space that a phrase starts with counts as read
@@ -77,7 +79,7 @@ class Forbidden:
                 return False
         return False
 
-    def within(self, vocabulary: Ids) -> Self:
+    def within(self, vocabulary: NDArray[np.int64]) -> Self:
         """Replace each token by its position in a vocabulary, and leave out the tokens that the vocabulary lacks."""
         position = {token: i for i, token in enumerate(vocabulary.tolist())}
         other = copy(self)

@@ -1,8 +1,5 @@
 """What a user controls in translations besides the search: how they start, which phrases must or must not appear, and
-where each step attends.
-
-A `Guide` turns the user's text into tokens for the search.
-"""
+where each step attends. A `Guide` turns the user's text into tokens for the search."""
 
 import logging
 import re
@@ -19,7 +16,7 @@ from nmt.config.errors import UserError, format_value, nearest
 from nmt.data.tokenizer import Tokenizer, Tokenizers, join
 from nmt.translate.constraints import occurrences
 from nmt.translate.forbidden import Forbidden, kind_of
-from nmt.translate.search import Attend, Guidance, Search, longest
+from nmt.translate.search import Attend, Guidance, Search, max_tokens
 
 log = logging.getLogger(__name__)
 ROUNDING = 1e-3  # the user's attention weights of a step may sum to at most 1 plus this
@@ -65,10 +62,10 @@ class Guide:
         """Encode the controls of these lines, whose tokens are `sources`. Raises UserError for controls that are wrong
         or that the search method or the model does not support, and TypeError for a string in place of a list."""
         for name in controls.keys() - Controls.__annotations__.keys():
-            other = "; search settings belong to Translator.load(search={...})"
-            raise UserError(
-                f"{name}: unknown argument of a translation{nearest(name, Controls.__annotations__) or other}"
+            hint = (
+                nearest(name, Controls.__annotations__) or "; search settings belong to Translator.load(search={...})"
             )
+            raise UserError(f"{name}: unknown argument of a translation{hint}")
         for name in ("attend", "glossary"):
             if not isinstance(value := controls.get(name) or {}, Mapping):
                 raise TypeError(f"{name}: a dictionary is expected, not {type(value).__name__}")
@@ -76,30 +73,30 @@ class Guide:
         if not controls.keys() - {"attend"}:
             return guidance
         self._check(controls, len(lines))
-        tokenizers, forbidden = self.tokenizers, None
-        if phrases := controls.get("forbidden"):
-            forbidden = _forbidden(tokenizers.target, tuple(phrases))
-        wanted = [_counted(phrases, tokenizers.target) for phrases in controls.get("constraints") or [[]] * len(lines)]
+        source_tokenizer, target = self.tokenizers
+        phrases = controls.get("forbidden")
+        forbidden = _forbidden(target, tuple(phrases)) if phrases else None
+        wanted = [_counted(phrases, target) for phrases in controls.get("constraints") or [[]] * len(lines)]
         if pairs := controls.get("glossary"):
-            glossary = _glossary(tuple(pairs.items()), tokenizers.source.lowercase)
+            glossary = _glossary(tuple(pairs.items()), source_tokenizer.lowercase)
             # If constraints and glossary both name a phrase, the larger of its two counts holds.
             wanted = [
-                counts | _counted(glossary.targets(self._read(line, source)), tokenizers.target)
+                counts | _counted(glossary.targets(self._text_of(line, source)), target)
                 for counts, line, source in zip(wanted, lines, sources, strict=True)
             ]
-        starts: Sequence[str | Sequence[str]] = controls.get("prefixes") or [controls.get("prefix") or ""] * len(lines)
+        given: Sequence[str | Sequence[str]] = controls.get("prefixes") or [controls.get("prefix") or ""] * len(lines)
         prefixes, constraints = [], []
-        for number, (source, start, counts) in enumerate(zip(sources, starts, wanted, strict=True), first_line):
-            prefix, encoded, problems = self._encode(source, start, counts, forbidden)
-            prefixes.append(prefix)
-            constraints.append(encoded)
+        for number, (source, prefix, counts) in enumerate(zip(sources, given, wanted, strict=True), first_line):
+            prefix_ids, constraint_ids, problems = self._encode(source, prefix, counts, forbidden)
+            prefixes.append(prefix_ids)
+            constraints.append(constraint_ids)
             if problems:
                 log.warning("line %d: translated without %s", number, "; without ".join(problems))
         return guidance._replace(
             prefixes=prefixes if any(prefixes) else (),
             constraints=constraints if any(constraints) else (),
             forbidden=forbidden,
-            boundary=tokenizers.target.boundary,
+            boundary=target.boundary,
         )
 
     def _check(self, controls: Controls, lines: int) -> None:
@@ -124,37 +121,34 @@ class Guide:
     def _encode(
         self,
         source: Sequence[int],
-        start: str | Sequence[str],
+        prefix: str | Sequence[str],
         phrases: Mapping["Phrase", int],
         forbidden: Forbidden | None,
     ) -> tuple[list[int], list[list[int]], list[str]]:
         """Encode a line's prefix and its constraints, each listed as often as it must appear. An impossible one is left
         out, and the third result, a list of messages, says why."""
-        target, limit = self.tokenizers.target, longest(self.method.settings, len(source))
+        target, limit = self.tokenizers.target, max_tokens(self.method.settings, len(source))
         if len(source) == 1:
-            return [], [], ["its prefix and constraints, as the line is empty"] if start or phrases else []
-        prefix, problems = prefix_tokens(target, start), []
+            return [], [], ["its prefix and constraints, as the line is empty"] if prefix or phrases else []
+        prefix_ids, problems = prefix_tokens(target, prefix), []
         # A prefix of pieces is not checked: it may come from another translation, with <unk>.
-        if prefix and isinstance(start, str) and (problem := _problem(prefix, target, forbidden)):
-            prefix, problems = [], [f"its prefix {_quoted(start)}, which {problem}"]
-        room, constraints = max(0, limit - len(prefix) - 1), []
+        if prefix_ids and isinstance(prefix, str) and (problem := _problem(prefix_ids, target, forbidden)):
+            prefix_ids, problems = [], [f"its prefix {_quoted(prefix)}, which {problem}"]
+        room, constraints = max(0, limit - len(prefix_ids) - 1), []
         for phrase, times in phrases.items():
             tokens = list(phrase.tokens)
             if problem := _problem(tokens, target, forbidden):
                 problems.append(f"{_quoted(phrase.text)}, which {problem}")
-                continue
-            needed = len(tokens) * max(0, times - occurrences(prefix, tokens, target.boundary))
-            if needed > room:
-                after = " after its prefix" if prefix else ""
+            elif (needed := len(tokens) * max(0, times - occurrences(prefix_ids, tokens, target.boundary))) > room:
                 reason = f"for which a length of at most {limit} (search.max_length, search.max_ratio) leaves no room"
-                problems.append(f"{_quoted(phrase.text)}, {reason}{after}")
-                continue
-            room -= needed
-            constraints += [tokens] * times
-        return prefix, constraints, problems
+                problems.append(f"{_quoted(phrase.text)}, {reason}{' after its prefix' if prefix_ids else ''}")
+            else:
+                room -= needed
+                constraints += [tokens] * times
+        return prefix_ids, constraints, problems
 
-    def _read(self, line: str, source: Sequence[int]) -> str:
-        """Return the part of a line that its tokens `source` hold: the model does not read what was cut off."""
+    def _text_of(self, line: str, source: Sequence[int]) -> str:
+        """Return the part of a line that the model reads: what its tokens `source` hold, without what was cut off."""
         if len(source) < self.method.settings.max_source_length:
             return line
         return join(self.tokenizers.source.surfaces([line])[0][: len(source) - 1])
@@ -215,6 +209,7 @@ class Phrase:
 
 
 def _counted(phrases: Iterable[str], target: Tokenizer) -> Counter[Phrase]:
+    """Encode phrases, and count how often each is listed."""
     texts = [" ".join(phrase.split()) for phrase in phrases]
     return Counter(Phrase(tuple(target.encode_phrase(text)), text) for text in texts)
 

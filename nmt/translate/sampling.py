@@ -38,7 +38,7 @@ class Sampling(Search[schema.Sampling]):
     """Draws each token from the model's distribution, or from its most probable tokens."""
 
     def __call__(self, batch: SearchBatch[Any], n: int) -> list[list[Hypothesis]]:
-        return sample(batch, n, drawn_by(self.settings))
+        return sample(batch, n, make_draw(self.settings))
 
     def width(self, n: int) -> int:
         return n
@@ -56,7 +56,7 @@ class MinimumBayesRisk(Search[schema.MinimumBayesRisk]):
         if self.settings.candidates == "beam":
             selection = Selection(self.beam_size, batch.symbols.eos)
             return beam_search(batch, selection, self.beam_size, scorer=Scorer())
-        return sample(batch, self.settings.n_candidates, drawn_by(self.settings))
+        return sample(batch, self.settings.n_candidates, make_draw(self.settings))
 
     def width(self, n: int) -> int:
         return self.settings.n_candidates
@@ -132,7 +132,7 @@ def rollout(batch: SearchBatch[StateT], choose: Choose) -> list[Hypothesis]:
     return history.hypotheses([[Ending(*end, log_prob, log_prob) for end, log_prob in ends]])[0]
 
 
-def drawn_by(settings: schema.Sampling | schema.MinimumBayesRisk) -> Draw:
+def make_draw(settings: schema.Sampling | schema.MinimumBayesRisk) -> Draw:
     """Make a function that draws at a temperature from the `top_k` most probable tokens (0: from all), and of these
     only from the nucleus, the smallest set with a total probability of at least `top_p` (Holtzman et al. 2020)."""
     temperature, top_k, top_p = settings.temperature, settings.top_k, settings.top_p

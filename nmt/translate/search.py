@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nmt.attention.attention import Steering
+from nmt.config.checks import config_dir, validated_union
 from nmt.config.schema import training as schema
-from nmt.config.validation import config_dir, validated_union
 from nmt.model.seq2seq import StateT, Step
 from nmt.translate.forbidden import Forbidden
-from nmt.translate.ranking import Ids
 from nmt.translate.translation import Translation
 
 Flags = NDArray[np.bool_]
+Ids = NDArray[np.int64]
 Attend = Mapping[int, int | Sequence[float]]
 """Step -> the source position that has attention weight 1, or the weights of all positions. Both count from 0."""
 
@@ -56,7 +56,7 @@ class Symbols(NamedTuple):
         return self._replace(bos=bos, eos=eos, banned=tuple(np.flatnonzero(np.isin(shortlist, self.banned)).tolist()))
 
 
-def longest(settings: schema.SearchLimits, length: int) -> int:
+def max_tokens(settings: schema.SearchLimits, length: int) -> int:
     """Return the maximum number of tokens, including </s>, in a translation of `length` source tokens."""
     return min(settings.max_length, int(settings.max_ratio * length) + EXTRA_TOKENS)
 
@@ -74,7 +74,7 @@ class Limits:
     @classmethod
     def of(cls, settings: schema.SearchLimits, lengths: Sequence[int], prefixes: Sequence[Sequence[int]]) -> Self:
         """Make the limits of sentences with these numbers of source tokens."""
-        most = [longest(settings, length) for length in lengths]
+        most = [max_tokens(settings, length) for length in lengths]
         if prefixes:
             most = [max(length, len(prefix) + 1) for length, prefix in zip(most, prefixes, strict=True)]
         return cls(max(0, settings.min_length - 1), most, prefixes)

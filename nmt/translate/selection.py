@@ -1,7 +1,9 @@
-"""Scores the hypotheses of a beam search, and chooses which candidates of a step end and which continue.
+"""Scores the hypotheses of a beam search, finds the best candidates of a step, and chooses which of them end and which
+continue.
 
 Shapes: A active sentences, W live hypotheses of each (1 at first, then K), K beam size, C candidates of each sentence,
-N = A * W rows of a step, S source positions, V' the vocabulary padded to whole blocks.
+N = A * W rows of a step, S source positions, V' the vocabulary padded to whole blocks; M numbers of each of B rows, X
+chosen positions.
 """
 
 import math
@@ -13,11 +15,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nmt.translate.ranking import Ids, unpack
-from nmt.translate.search import Flags
-from nmt.translate.steps import Follower
+from nmt.translate.search import Flags, Ids
+from nmt.translate.steps import BLOCK, Follower
 
 LEAST_COVERAGE = 1e-6  # lower limit of a source token's summed attention, whose logarithm is taken
+FEW = 2**14  # `pack_top` ranks up to this many numbers without blocks
+_POSITION_BITS = 32
+_POSITIONS = 2**_POSITION_BITS - 1
+_IMPOSSIBLE = np.int64(np.float32(math.inf).view(np.int32)) << _POSITION_BITS
+
 Fate = Literal["kept", "ended", "pruned"]
 
 
@@ -30,6 +36,7 @@ class Scorer(Follower):
         self.kind, self.alpha = kind, alpha
 
     def penalty(self, length: int) -> float:
+        """Compute the divisor of the log-probability of a hypothesis of `length` tokens."""
         bases = {"none": 1.0, "average": length, "gnmt": (5 + length) / 6}
         return float(bases[self.kind] ** self.alpha)
 
@@ -42,20 +49,11 @@ class Scorer(Follower):
         return [log_prob / divisor for log_prob in log_probs]
 
 
-def coverage_score(attention: NDArray[np.float32]) -> float:
-    """Compute sum_s log(min(max(a_s, 1e-6), 1)) over source tokens s, including </s>   (Wu et al. 2016, eq. 14).
-
-    attention: (S,), a_s is the sum of the attention weights of source token s over all steps.
-    """
-    return float(np.log(np.clip(attention, LEAST_COVERAGE, 1.0)).sum(dtype=np.float64))
-
-
 class Coverage(Scorer):
     """Adds to the score of each finished hypothesis its coverage score, which is never above 0."""
 
     def __init__(self, plain: Scorer, strength: float, lengths: Sequence[int]) -> None:
-        """plain: the scorer without coverage; strength: beta of Wu et al.; lengths: number of source tokens of each
-        sentence."""
+        """plain: the scorer without coverage; strength: beta of Wu et al.; lengths: source tokens of each sentence."""
         super().__init__(plain.kind, plain.alpha)
         self._strength, self._lengths = strength, lengths
         self._sums: Tensor | None = None  # (N, S): sum of each live hypothesis's attention weights over its steps
@@ -73,9 +71,56 @@ class Coverage(Scorer):
         sums = self._sums[torch.tensor(rows).to(self._sums.device)].cpu().numpy()
         # Each coverage score is computed alone and without padding, so that it does not depend on other sentences of
         # the batch, not even in the last bit.
-        covered = [coverage_score(row[: self._lengths[s]]) for row, s in zip(sums, sentences, strict=True)]
+        covered = [self.of(row[: self._lengths[s]]) for row, s in zip(sums, sentences, strict=True)]
         normalised = super().scores(sentences, rows, log_probs, length)
         return [score + self._strength * coverage for score, coverage in zip(normalised, covered, strict=True)]
+
+    @staticmethod
+    def of(attention: NDArray[np.float32]) -> float:
+        """Compute sum_s log(min(max(a_s, 1e-6), 1)) over source tokens s, including </s>   (Wu et al. 2016, eq. 14).
+
+        attention: (S,), a_s is the sum of the attention weights of source token s over all steps.
+        """
+        return float(np.log(np.clip(attention, LEAST_COVERAGE, 1.0)).sum(dtype=np.float64))
+
+
+def pack_top(log_probs: Tensor, k: int, few: int = FEW) -> Tensor:
+    """Find the k best values of each row, best first, packed with their positions: (B, M) float32 -> (B, k) int64. No
+    value may be positive, and M must be a multiple of BLOCK. `Candidates.of` separates values and positions.
+
+    Of equal values, which are common in bfloat16, the one at the lower position comes first. torch.topk leaves their
+    order open, and on some devices it depends on the shape, so that batch mates could change a translation.
+    """
+    rows, columns = log_probs.shape
+    if rows * columns <= few:
+        return _pack(log_probs, torch.arange(columns, device=log_probs.device)).topk(k, largest=False).values
+    blocks = log_probs.view(rows, columns // BLOCK, BLOCK)
+    # The k best elements lie in the k blocks with the greatest maxima: if k other blocks rank before an element's
+    # block, their k maxima rank before the element. So it suffices to rank the k * BLOCK elements of these blocks.
+    first = torch.arange(0, columns, BLOCK, device=log_probs.device)
+    top = _pack(blocks.amax(-1), first).topk(min(k, len(first)), largest=False, sorted=False).values
+    starts = top & _POSITIONS
+    positions = (starts[:, :, None] + torch.arange(BLOCK, device=log_probs.device)).flatten(1)
+    return _pack(log_probs.gather(1, positions), positions).topk(k, largest=False).values
+
+
+def pack_at(log_probs: Tensor, positions: Tensor) -> Tensor:
+    """Pack log-probabilities with their positions, as `pack_top` does: (B, M), positions (B, X) -> (B, X) int64."""
+    return _pack(log_probs.gather(1, positions), positions)
+
+
+def distinct(packed: Ids) -> Ids:
+    """Sort packed numbers (B, X), best first, and replace repetitions by -inf, which comes last."""
+    packed = np.sort(packed, axis=1)
+    packed[:, 1:][packed[:, 1:] == packed[:, :-1]] = _IMPOSSIBLE
+    return np.sort(packed, axis=1)
+
+
+def _pack(log_probs: Tensor, positions: Tensor) -> Tensor:
+    """Combine each value and its position in one integer. A smaller integer means a greater value, or an equal value at
+    a lower position."""
+    # Non-negative floats have the same order as their bits, read as integers.
+    return (log_probs.abs().view(torch.int32).long() << _POSITION_BITS) + positions
 
 
 class Candidates(NamedTuple):
@@ -87,10 +132,10 @@ class Candidates(NamedTuple):
 
     @classmethod
     def of(cls, packed: Ids, width: int, vocabulary: int) -> Self:
-        """Separate packed positions (A, C) among the W * V' extensions of each sentence."""
-        log_probs, positions = (part.numpy() for part in unpack(torch.from_numpy(packed)))
-        rows_of_sentence, tokens = np.divmod(positions, vocabulary)
-        return cls(log_probs, rows_of_sentence + np.arange(0, len(packed) * width, width)[:, None], tokens)
+        """Separate packed log-probabilities and positions (A, C) among the W * V' extensions of each sentence."""
+        rows_of_sentence, tokens = np.divmod(packed & _POSITIONS, vocabulary)
+        rows = rows_of_sentence + np.arange(0, len(packed) * width, width)[:, None]
+        return cls(-(packed >> _POSITION_BITS).astype(np.int32).view(np.float32), rows, tokens)
 
     def at(self, *index: Any) -> Self:  # noqa: ANN401
         """Index all fields."""
@@ -142,8 +187,8 @@ class Node(NamedTuple):
 
 
 class TreeSelection(Selection):
-    """Records the beam search of one sentence. `steps` lists the candidates of each step: the kept ones, best first,
-    then the others."""
+    """Records the beam search of one sentence: `steps` lists the candidates of each step, the kept ones, best first,
+    before the others."""
 
     def __init__(self, beam_size: int, eos: int, scorer: Scorer, shortlist: Sequence[int] | None) -> None:
         super().__init__(beam_size, eos)

@@ -21,7 +21,8 @@ from nmt.data.prepared_corpus import PreparedCorpus
 from nmt.data.tokenizer import Tokenizers
 from nmt.system.files import read_bytes, write_atomically
 from nmt.system.run import RunDirectory
-from nmt.translate.ranking import BLOCK, Ids
+from nmt.translate.search import Ids
+from nmt.translate.steps import BLOCK
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ PER_TOKEN = 16  # number of target tokens listed for each source token
 FREQUENT = 512  # number of frequent target tokens that every sentence may use
 MAX_BYTES = 2**30  # largest file that is read
 MIN_COUNT = 0.3  # a token pair needs this expected count in the training corpus to be listed
-MOST = 0.75  # largest share of the vocabulary in a shortlist; a longer one saves nothing
+MOST = 0.75  # largest fraction of the vocabulary in a shortlist; a longer one saves nothing
 
 
 class Shortlist:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from nmt.translate.forbidden import START, Forbidden
-from nmt.translate.ranking import BLOCK
 from nmt.translate.search import Hypothesis, SearchBatch, Symbols
 
+BLOCK = 64  # the vocabulary is padded to a multiple of this: `pack_top` ranks so many columns at once
 Bans = list[tuple[int, int]]
 """Pairs of a row and a token that may not follow the hypothesis in this row."""
 
@@ -141,8 +141,8 @@ class History(Follower):
     def hypotheses(self, endings: list[list[Ending]]) -> list[list[Hypothesis]]:
         """Return a hypothesis for each ending of each sentence, in the same order."""
         paths = [self._path(ending) for sentence in endings for ending in sentence]
-        totals = [part.tolist() for part in _along(paths, self._totals)]
-        weights = _along(paths, self._weights) if self._weights else [None] * len(paths)
+        totals = [part.tolist() for part in _rows_of_paths(paths, self._totals)]
+        weights = _rows_of_paths(paths, self._weights) if self._weights else [None] * len(paths)
         results = zip(paths, totals, weights, strict=True)
         return [[self._hypothesis(ending, *next(results)) for ending in sentence] for sentence in endings]
 
@@ -162,7 +162,7 @@ class History(Follower):
         return Hypothesis(tokens, ending.score, ending.log_prob, attention, log_probs)
 
 
-def _along(paths: list[list[int]], steps: list[Tensor]) -> list[Tensor]:
+def _rows_of_paths(paths: list[list[int]], steps: list[Tensor]) -> list[Tensor]:
     """Collect the rows of each path, in one transfer from the device: (N, ...) of every step -> (T, ...) float32 on the
     CPU for every path."""
     if not paths:

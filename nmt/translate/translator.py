@@ -2,10 +2,9 @@
 ensemble.
 
 A translator encodes the lines, divides them into batches of sentences of similar length, searches each batch with the
-prepared model, and decodes the hypotheses. Shapes: S source positions, T target positions, V target vocabulary.
+search model, and decodes the hypotheses. Shapes: S source positions, T target positions, V target vocabulary.
 """
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,10 +21,10 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
+from nmt.config.checks import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import training as schema
 from nmt.config.schema.commands import Loading
-from nmt.config.validation import validated
 from nmt.data.batching import collate
 from nmt.data.tokenizer import Tokenizers, copy_unknown, encode_lines
 from nmt.model.checkpoints import load_runs
@@ -36,7 +35,6 @@ from nmt.system.machine import Machine, retry_in_halves
 from nmt.system.run import RunDirectory, load_config
 from nmt.translate.beam import BeamSearch
 from nmt.translate.guidance import Controls, Guide
-from nmt.translate.prepared_model import PreparedModels
 from nmt.translate.sampling import make_search
 from nmt.translate.search import (
     NO_GUIDANCE,
@@ -46,16 +44,15 @@ from nmt.translate.search import (
     Limits,
     SearchBatch,
     Symbols,
-    longest,
     merge_search,
 )
+from nmt.translate.search_model import SearchModels
 from nmt.translate.selection import Node
 from nmt.translate.translation import Translation
 
 if TYPE_CHECKING:
     from nmt.translate.shortlist import Shortlist
 
-log = logging.getLogger(__name__)
 MIN_THREAD_TOKENS = 1024  # least work of a thread, in source tokens x hypotheses per sentence: less does not pay
 T = TypeVar("T")
 
@@ -78,7 +75,7 @@ class Translator:
         """group: the processes that translate the same lines and share the work, by default only this process."""
         self.model, self.tokenizers, self.machine, self.seed = model, tokenizers, machine, seed
         self.group, self.shortlist = group or ProcessGroup(), shortlist
-        self._prepared = PreparedModels(model, machine)
+        self._search_models = SearchModels(model, machine)
         self.use_search(settings)
         self.reseed()
 
@@ -124,17 +121,12 @@ class Translator:
 
     @property
     def single(self) -> Seq2Seq:
-        """Return the translator's only model. Raises UserError for an ensemble."""
-        if len(self.model.models) > 1:
-            raise UserError(
-                f"gradients are defined for one model, not for an ensemble of {len(self.model.models)}; load one run"
-            )
-        return self.model.models[0]
+        """Return the only model of a translator that is no ensemble."""
+        (model,) = self.model.models
+        return model
 
     def use_search(self, settings: schema.Search) -> None:
         """Search with these settings from now on. Raises UserError if they need an attention that the model lacks."""
-        if not isinstance(settings, schema.SearchLimits):
-            raise TypeError("settings of a search are expected; Translator.load(search={...}) takes a dictionary")
         penalty = getattr(settings, "coverage_penalty", 0)
         if penalty and not self.model.attends:
             raise UserError(f"search.coverage_penalty={penalty}: the run has no attention; set it to 0")
@@ -175,9 +167,8 @@ class Translator:
         # `_encoded_batch` encodes one, and `self.method` searches it.
         self.method.check_nbest(n)
         if self.model.training:
-            self.invalidate_prepared()
+            self.discard_search_models()
         sources, pieces = self.encode(lines, first_line)
-        self._warn_of_short(sources, first_line)
         with self._counting:
             first, self._translated = self._translated, self._translated + len(lines)
         guidance = self.guide.make(lines, sources, controls, first_line) if controls else NO_GUIDANCE
@@ -293,17 +284,6 @@ class Translator:
         scores = hypothesis.score, hypothesis.log_prob
         return Translation(text, *scores, source_pieces, pieces, alignment, hypothesis.token_log_probs, text_pieces)
 
-    def _warn_of_short(self, sources: Sequence[list[int]], first_line: int) -> None:
-        """Warn of sources whose translations are too short for search.min_length, because of search.max_ratio."""
-        settings, least = self.settings, self.settings.min_length
-        lengths = enumerate(map(len, sources), first_line)
-        short = [number for number, length in lengths if length > 1 and longest(settings, length) < least]
-        if short:
-            others = f" and {len(short) - 1} more" if len(short) > 1 else ""
-            reason = "as search.max_ratio=%g allows no more; raise search.max_ratio"
-            message = f"line %d%s: shorter than search.min_length=%d, {reason}"
-            log.warning(message, short[0], others, least, settings.max_ratio)
-
     def _workers(self) -> int:
         """Return how many batches are searched at the same time, each in its own thread: for small batches on a CPU
         this beats threads that share each matrix product."""
@@ -365,26 +345,35 @@ class Translator:
             pool.shutdown(cancel_futures=True)
             torch.set_num_threads(threads)  # some libraries use the number of the pool's threads in all threads
 
-    def tree(self, source: list[int], n: int, guidance: Guidance) -> tuple[list[Hypothesis], list[list[Node]]]:
-        """Return the n best hypotheses of one sentence and the candidates of each step of the beam search. Raises
+    def beam_tree(self, line: str, n: int, **controls: Unpack[Controls]) -> tuple[list[Translation], list[list[Node]]]:
+        """Return the n best translations of a line, and the candidates of each step of their beam search. Raises
         UserError if the search method has no beam."""
         if not isinstance(self.method, BeamSearch):
             raise UserError(f"a beam's tree needs search=beam, but this search is {self.settings.kind}")
-        with self._encoded_batch([0], [source], 0, guidance) as batch:
+        self.method.check_nbest(n)
+        (source,), (pieces,) = self.encode([line])
+        if len(source) == 1:
+            return self.translate_nbest([line], n)[0], []
+        guidance = self.guide.make([line], [source], controls)
+        with evaluation_mode(self.model), self._encoded_batch([0], [source], 0, guidance) as batch:
             (nbest,), steps = self.method.tree(batch, n)
-        return nbest, steps
+        return [self.translation(pieces, hypothesis) for hypothesis in nbest], steps
 
-    def invalidate_prepared(self) -> None:
-        """Discard the prepared model, because its parameters may have changed. `PreparedModels` does not notice the
-        updates of fused optimizers."""
-        self._prepared.clear()
+    def discard_search_models(self) -> None:
+        """Discard the search models, because parameters may have changed: torch does not record the updates of fused
+        optimizers."""
+        self._search_models.clear()
 
     @contextmanager
     def _encoded_batch(
         self, indices: Sequence[int], all_sources: Sequence[list[int]], first: int, guidance: Guidance
     ) -> Iterator[SearchBatch[Any]]:
         """Enter a context in which the sentences with these indices, longest first, are encoded and can be searched."""
-        model, device, target = self._prepared.get(self.method.beam_size), self.machine.device, self.tokenizers.target
+        model, device, target = (
+            self._search_models.get(self.method.beam_size),
+            self.machine.device,
+            self.tokenizers.target,
+        )
         sources = [all_sources[i] for i in indices]
         lengths = [len(ids) for ids in sources]
         guidance, shortlist = guidance.of(indices), None
@@ -396,11 +385,10 @@ class Translator:
             guidance, symbols = guidance.within(shortlist), symbols.within(shortlist)
         if guidance.forbidden is not None:
             symbols = symbols._replace(banned=(*symbols.banned, *guidance.forbidden.always))
-        # Within `loop`, attention scores compute once what depends on the keys alone.
         with torch.no_grad(), self.machine.autocast():
             source = pad_sequence([torch.tensor(ids) for ids in sources], True, self.tokenizers.source.pad).to(device)
-            vocabulary = () if shortlist is None else (torch.from_numpy(shortlist).to(device),)
-            state: Any = model.encode(source, torch.tensor(lengths), *vocabulary)
+            vocabulary = None if shortlist is None else torch.from_numpy(shortlist).to(device)
+            state: Any = model.encode(source, torch.tensor(lengths), vocabulary)
             steering = guidance.steering(lengths, device)
             yield SearchBatch(
                 model.step,

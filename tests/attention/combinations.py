@@ -169,5 +169,5 @@ class Case(NamedTuple):
 def attend(attention: AnyAttention, query: Tensor, states: Tensor, valid: Tensor) -> Attended:
     """Attend from the first step on, with the same random numbers at each call."""
     torch.set_rng_state(DRAWS)
-    attended: Attended = attention.sequence(query, attention.remember(states, valid), attention.start(valid))
+    attended: Attended = attention.sequence(query, attention.remember(states, valid))
     return attended

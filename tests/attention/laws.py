@@ -16,7 +16,7 @@ from nmt.ops.trees import select
 TOLERANCE = {"rtol": 0.0, "atol": 1e-11}
 
 
-def one_by_one(attention: AnyAttention, query: Tensor, memory: Memory, past: Past) -> list[Attended]:
+def one_by_one(attention: AnyAttention, query: Tensor, memory: Memory, past: Past | None = None) -> list[Attended]:
     steps: list[Attended] = []
     for one in query.unbind(1):
         steps.append(attention.step(one[:, None], memory, past))
@@ -53,7 +53,7 @@ def steps_one_by_one_equal_one_call(case: Case, made: Made) -> None:
         return
     attention, query, states, valid = made
     together = attend(attention, query, states, valid)
-    steps = one_by_one(attention, query, attention.remember(states, valid), attention.start(valid))
+    steps = one_by_one(attention, query, attention.remember(states, valid))
     torch.testing.assert_close(torch.cat([step.context for step in steps], 1), together.context, **TOLERANCE)
     torch.testing.assert_close(torch.cat([step.weights for step in steps], 1), together.weights, **TOLERANCE)
     last = steps[-1].past
@@ -83,7 +83,7 @@ def selected_rows_go_on_as_they_would(case: Case, made: Made) -> None:
     rows = torch.tensor([B - 1, *range(B - 1)])
     rows[-1] = B - 1
     memory = attention.remember(states, valid, nonempty=True)
-    past = attention.step(query[:, :1], memory, attention.start(valid)).past
+    past = attention.step(query[:, :1], memory).past
     straight = attention.sequence(query, memory, past)
     selected = attention.sequence(query[rows], memory.select(rows), select(past, rows))
     torch.testing.assert_close(selected.context, straight.context[rows], **TOLERANCE)
@@ -98,10 +98,10 @@ def hypotheses_may_share_a_sentence(case: Case, made: Made) -> None:
     attention, query, states, valid = made
     if case.draws or attention.reads_past:
         return
-    memory, start = attention.remember(states, valid), attention.start(valid)
-    together = attention.step(query, memory, start)
+    memory = attention.remember(states, valid)
+    together = attention.step(query, memory)
     for t in range(query.shape[1]):
-        alone = attention.step(query[:, t : t + 1], memory, start)
+        alone = attention.step(query[:, t : t + 1], memory)
         torch.testing.assert_close(alone.context[:, 0], together.context[:, t], **TOLERANCE)
         torch.testing.assert_close(alone.weights[:, 0], together.weights[:, t], **TOLERANCE)
 
@@ -129,7 +129,7 @@ def a_mask_made_once_changes_nothing(case: Case, made: Made) -> None:
     attention, query, states, valid = made
     torch.set_rng_state(DRAWS)
     memory = attention.remember(states, valid, nonempty=True)
-    attended = attention.sequence(query, memory, attention.start(valid))
+    attended = attention.sequence(query, memory)
     expected = attend(attention, query, states, valid)
     assert torch.equal(attended.context, expected.context)
     assert torch.equal(attended.weights, expected.weights)
@@ -151,8 +151,8 @@ def weights_given_back_change_nothing(case: Case, made: Made) -> None:
     steering = Steering(own.weights, steered)
     memory = attention.remember(states, valid).steered(steering)
     for attended in (
-        attention.sequence(query, memory, attention.start(valid)),
-        join_steps(one_by_one(attention, query, memory, attention.start(valid))),
+        attention.sequence(query, memory),
+        join_steps(one_by_one(attention, query, memory)),
     ):
         torch.testing.assert_close(attended.context, own.context, **TOLERANCE)
         torch.testing.assert_close(attended.weights, own.weights, **TOLERANCE)
@@ -171,7 +171,7 @@ def a_steered_step_attends_where_it_is_told(case: Case, made: Made) -> None:
     steering.weights[torch.arange(B), step, positions] = 1
     steering.steered[:, step] = True
     memory = attention.remember(states, valid).steered(steering)._replace(detailed=True)
-    attended = attention.sequence(query, memory, attention.start(valid))
+    attended = attention.sequence(query, memory)
     assert (attended.weights[torch.arange(B), step, positions] == 1).all()
     assert (attended.weights[:, step].sum(-1) == 1).all()
     torch.testing.assert_close(attended.weights[:, :step], own.weights[:, :step], **TOLERANCE)

@@ -27,7 +27,9 @@ def softmax(energies: Tensor, keep: Tensor = KEEP, times: int = N, log_weights: 
     """Normalise energies (S,) and repeat the distribution `times` times: (1, times, S)."""
     normalizer = SoftmaxNormalizer()
     normalizer.with_log_weights = log_weights
-    distribution: Normalized = normalizer(energies.expand(1, times, -1), keep.expand(1, 1, -1), Past.start(keep[None]))
+    distribution: Normalized = normalizer(
+        energies.expand(1, times, -1), keep.expand(1, 1, -1), Past.initial(keep[None])
+    )
     return distribution
 
 
@@ -82,11 +84,8 @@ def test_the_straight_through_gradient_of_two_positions_is_an_integral(temperatu
     s (1 - s) / t, with s = sigmoid((e_0 - e_1 + l) / t). 4.5 standard deviations are below 1% of this mean."""
     energies = torch.tensor([0.4, -0.3]).double().expand(N, 2).clone().requires_grad_()
     keep = torch.ones(1, 1, 2, dtype=torch.bool)
-    weights = (
-        StraightThroughAlignment(temperature)
-        .train()(SoftmaxNormalizer()(energies[None], keep, Past.start(keep[0])))
-        .weights
-    )
+    distribution = SoftmaxNormalizer()(energies[None], keep, Past.initial(keep[0]))
+    weights = StraightThroughAlignment(temperature).train()(distribution).weights
     cost = torch.tensor([3.0, 1.0]).double()
     (gradients,) = torch.autograd.grad((weights * cost).sum(), [energies])
     grid, width = np.linspace(-60, 60, 400_001, retstep=True)
@@ -196,14 +195,12 @@ LOG_PROBS = torch.tensor([[-1.0, -2.0, -4.0], [-8.0, -100.0, -100.0]]).double()
 def test_the_moving_mean_follows_the_updates() -> None:
     policy = policy_of("moving").train()
     policy(simple_choice(torch.zeros(2, 3).double()), LOG_PROBS, REAL)
-    guess = -math.log(20)
-    assert policy.mean_reward.item() == pytest.approx(
-        guess
-    )  # only the update, which has the mean of the batch, changes it
-    policy.after_update(torch.tensor(-4.0))
-    assert policy.mean_reward.item() == pytest.approx(0.9 * guess + 0.1 * -4)
-    policy.after_update(torch.tensor(-4.0))
-    assert policy.mean_reward.item() == pytest.approx(0.9 * (0.9 * guess + 0.1 * -4) + 0.1 * -4)
+    expected = -math.log(20)
+    assert policy.mean_reward.item() == pytest.approx(expected)  # only an update, with the mean of its batch, moves it
+    for _ in range(2):
+        policy.after_update(torch.tensor(-4.0))
+        expected = 0.9 * expected + 0.1 * -4
+        assert policy.mean_reward.item() == pytest.approx(expected)
     assert "mean_reward" in policy.state_dict()
 
 

@@ -1,11 +1,8 @@
 """The results of an attention and how it is built, as far as the laws of test_combinations do not test them."""
 
-import math
-from typing import Any
-
 import pytest
 import torch
-from combinations import ALIGNMENTS, CHOSEN, AnyAttention, Case, attend, configuration
+from combinations import CHOSEN, AnyAttention, Case, attend, configuration
 from torch import Tensor
 
 from nmt.attention.normalizers import SoftmaxNormalizer
@@ -22,30 +19,6 @@ def test_hard_attention_tells_its_choices_in_training_alone() -> None:
         assert choice.log_prob.shape == choice.entropy.shape == query.shape[:2]
         assert torch.equal(choice.query, query)
         assert attend(attention.eval(), query, states, valid).choice is None
-
-
-MONOTONIC = {"kind": "monotonic", "noise": 0.3, "initial_offset": -2.0, "outside_training": "stop"}
-
-
-@pytest.mark.parametrize(
-    ("part", "values", "name", "expected"),
-    [
-        ("alignment", {"kind": "straight_through", "temperature": 0.6}, "temperature", 0.6),
-        ("alignment", ALIGNMENTS["sampled"] | {"soft_share": 0.3}, "soft_share", 0.3),
-        ("normalizer", MONOTONIC, "noise", 0.3),
-        ("normalizer", MONOTONIC, "offset", -2.0),
-        ("normalizer", MONOTONIC | {"kind": "mocha", "chunk": 5}, "noise", 0.3),
-        ("normalizer", MONOTONIC | {"kind": "mocha", "chunk": 5}, "offset", -2.0),
-        ("score", {"kind": "cosine", "initial_strength": 5.0}, "offset", math.log(math.expm1(5.0))),
-    ],
-)
-def test_parts_are_built_with_the_configured_numbers(
-    part: str, values: dict[str, Any], name: str, expected: float
-) -> None:
-    """Tests the settings that change no result in test_combinations."""
-    plain = configuration("dot-global-softmax").model_dump()
-    attention = build_attention(schema.ScoredAttention.model_validate(plain | {part: values}), 5, 5)
-    assert torch.as_tensor(getattr(getattr(attention, part), name)).item() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", ["normed_additive-global-monotonic", "general-global-mocha-coverage-heads"])

@@ -116,7 +116,7 @@ def check(case: Case) -> None:
     attention, query, states, valid = case._replace(training=training).make()
 
     def attend(query: Tensor, states: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
-        attended = attention.sequence(query, attention.remember(states, valid), attention.start(valid))
+        attended = attention.sequence(query, attention.remember(states, valid))
         return attended.context, attended.weights
 
     inputs = (query.requires_grad_(), states.requires_grad_(), *attention.parameters())

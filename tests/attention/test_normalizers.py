@@ -38,7 +38,7 @@ def normalizer_of(kind: str) -> Normalizer:
 def weights_of(normalizer: Normalizer, energies: Tensor, keep: Tensor | None = None) -> Tensor:
     """Compute weights at the first step: energies (T, S) -> (T, S)."""
     keep = torch.ones(energies.shape, dtype=torch.bool) if keep is None else keep
-    return normalizer(energies[None], keep[None], Past.start(keep[:1])).weights[0]
+    return normalizer(energies[None], keep[None], Past.initial(keep[:1])).weights[0]
 
 
 @pytest.mark.parametrize("kind", SOFT)
@@ -73,7 +73,7 @@ def test_extreme_energies_give_finite_weights_and_gradients(kind: str, scale: fl
     energies = (torch.randn(20, 1, 6) * scale).requires_grad_()
     keep = torch.arange(6) < torch.arange(20)[:, None, None] % 7  # some rows keep no position
     second = torch.eye(6)[1].expand(20, 1, 6)
-    past = Past.start(keep[:, 0]).after(second, second.log())
+    past = Past.initial(keep[:, 0]).after(second, second.log())
     weights = normalizer(energies, keep, past).weights
     assert weights.isfinite().all()
     assert not weights[~keep].any()
@@ -88,7 +88,7 @@ def test_noise_of_the_stated_deviation_moves_energies_in_training_alone() -> Non
     """At the first step the first weight is sigmoid(energy + noise), so its logit reveals the noise. With 40,000 draws,
     4.5 standard errors are 0.045 for the mean and 0.032 for the deviation of 2."""
     energies, keep = torch.full((40_000, 1, 3), 0.5).double(), torch.ones(40_000, 1, 3, dtype=torch.bool)
-    past = Past.start(keep[:, 0])
+    past = Past.initial(keep[:, 0])
     normalizer = MonotonicNormalizer(2.0, 0.0).double().train()
     noise = normalizer(energies, keep, past).weights[:, 0, 0].detach().logit() - 0.5
     assert noise.mean().item() == pytest.approx(0.0, abs=0.045)

@@ -23,14 +23,15 @@ def test_any_query_gives_finite_weights_and_gradients(scale: float) -> None:
     """Tests float32 over 50 steps."""
     made = Attention(GaussianMixtureScore(4, 3), GlobalWindow(), SoftmaxNormalizer(), reads_past=True)
     query, states = (torch.randn(2, 50, 4) * scale).requires_grad_(), torch.randn(2, 9, 5)
-    attended = made.sequence(query, made.remember(states, VALID), made.start(VALID))
+    attended = made.sequence(query, made.remember(states, VALID))
     torch.testing.assert_close(attended.weights.sum(-1), torch.ones(2, 50))
     gradients = torch.autograd.grad(attended.context.square().sum(), [query, *made.parameters()])
     assert all(gradient.isfinite().all() for gradient in gradients)
 
 
 def test_cosine_of_a_zero_state_is_zero_with_finite_gradients() -> None:
-    score = CosineScore(4, 4, 1.0).double()
+    score = CosineScore(4, 4, 5.0).double()
+    assert torch.nn.functional.softplus(score.offset).item() == pytest.approx(5)  # the sharpness at first
     memory = torch.zeros(2, 3, 4, dtype=torch.float64, requires_grad=True)
     energies = score(torch.randn(2, 5, 4).double(), score.keys(memory))
     assert not energies.any()

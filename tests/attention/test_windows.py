@@ -34,7 +34,7 @@ def test_positions_beyond_256_are_read_as_they_are_in_reduced_precision() -> Non
     query = torch.randn(1, 300, 4)
     with torch.autocast("cpu", torch.bfloat16):
         memory = attention.remember(states, valid)
-        weights = attention.sequence(query, memory, attention.start(valid)).weights
+        weights = attention.sequence(query, memory).weights
         energies = attention.score(query, memory.keys)
     for t in (256, 257, 259):
         window = slice(t - 2, t + 3)

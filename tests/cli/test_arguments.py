@@ -19,9 +19,9 @@ from nmt import DISTRIBUTION
 from nmt.cli.compose import RunRequest, compose, new_run, parse_arguments, resumed_run
 from nmt.cli.config_files import known_keys
 from nmt.cli.run_command import run_command
+from nmt.config.checks import config_dir
 from nmt.config.errors import UserError
 from nmt.config.schema import CompareConfig, EvaluateConfig, ExportConfig, ServeConfig, TrainConfig, TranslateConfig
-from nmt.config.validation import config_dir
 
 SCHEMAS = {"train": TrainConfig, "evaluate": EvaluateConfig, "translate": TranslateConfig, "compare": CompareConfig}
 THRESHOLDS = yaml.safe_load((config_dir() / "size" / "auto.yaml").read_text(encoding="utf-8"))["thresholds"]

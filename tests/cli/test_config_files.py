@@ -5,7 +5,7 @@ import yaml
 
 from nmt.cli.config_files import choices_of, known_keys
 from nmt.cli.run_command import run_command
-from nmt.config.validation import config_dir
+from nmt.config.checks import config_dir
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
     [
         ("train", "nmt.cli.train", []),
         ("evaluate", "nmt.cli.evaluate", []),
-        ("serve", "nmt.serve.app", ["run=x"]),
+        ("serve", "nmt.serve.server", ["run=x"]),
     ],
 )
 def test_ctrl_c_during_an_import_is_one_line(command: str, module: str, given: list[str], tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ from nmt.cli.compose import composed
 from nmt.cli.sweep import _set_up
 from nmt.compare.entry import planned_jobs
 from nmt.compare.jobs import job_name
+from nmt.config.checks import config_dir
 from nmt.config.errors import UserError
-from nmt.config.validation import config_dir
 from nmt.system.files import read_lines
 
 NMT_TRAIN = Path(sys.executable).parent / "nmt-train"

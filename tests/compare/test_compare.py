@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from made_runs import REFERENCES, SOURCES, make_run, worsened
 
-from nmt.compare.columns import notes_on_scores, power
 from nmt.compare.compare import compare, group
 from nmt.compare.entry import Entry, HeldOut, System, Training, Validation, read_run
-from nmt.compare.report import compare_runs, tables
+from nmt.compare.report import compare_runs, notes, tables
 from nmt.config.errors import UserError
 from nmt.evaluate.metrics import METRICS, Counts, ScoreSettings, count, score, score_by_length
 from nmt.evaluate.significance import (
@@ -48,11 +47,8 @@ def bleu(name: str, seed: int) -> float:
 
 def test_the_best_mean_is_first_and_the_baseline() -> None:
     found = compared(entries()[::-1])
-    assert [(row["rank"], row["name"], row["seeds"]) for row in found["systems"]] == [
-        (1, "good", [1, 2]),
-        (2, "bad", [1, 2]),
-    ]
-    assert found["baseline"] == "good"
+    ranked = [(row["rank"], row["name"], row["seeds"]) for row in found["systems"]]
+    assert (found["baseline"], ranked) == ("good", [(1, "good", [1, 2]), (2, "bad", [1, 2])])
     for row in found["systems"]:
         values = [bleu(row["name"], seed) for seed in (1, 2)]
         assert row["bleu"] == pytest.approx(statistics.mean(values), abs=1e-3)
@@ -89,8 +85,7 @@ def test_a_system_is_tested_with_the_variance_of_its_seeds_and_that_of_sentences
     good, bad = found["systems"]
     assert good["difference"] is good["p"] is good["p_raw"] is None
     outputs = [counted(name, seed)["bleu"] for name in ("bad", "good") for seed in (1, 2)]
-    resampling = Resampling(60, 200, 200)
-    scores = [corpus_score(rows, "bleu") for rows in outputs]
+    resampling, scores = Resampling(60, 200, 200), [corpus_score(counts, "bleu") for counts in outputs]
     covariance = np.cov(resampling.bootstrap(outputs, "bleu"))
     seeds = SeedVariance.of([scores[:2], scores[2:]], [covariance[:2, :2], covariance[2:, 2:]])
     expected = difference(scores[:2], scores[2:], covariance, 60, seeds)
@@ -104,10 +99,7 @@ def test_a_system_is_tested_with_the_variance_of_its_seeds_and_that_of_sentences
     own = mean_of_seeds(scores[:2], covariance[:2, :2], 60, seeds)
     assert bad["bleu_ci"] == pytest.approx(own.half_width, abs=1e-3)
     (row,) = found["differences"]
-    assert (row["system"], row["baseline"]) == ("bad", "good")
-    assert {key: bad[key] for key in row if key not in ("system", "baseline")} == {
-        key: row[key] for key in row if key not in ("system", "baseline")
-    }
+    assert row == {"system": "bad", "baseline": "good"} | {key: bad[key] for key in row if key in bad}
 
 
 def field_of(**every: Sequence[int]) -> list[Entry]:
@@ -158,21 +150,15 @@ def test_all_pairs_are_tested_and_grouped_by_letters() -> None:
 
 
 def test_the_best_is_chosen_by_its_scores_so_p_is_corrected_for_all_pairs() -> None:
-    chosen, pairs = compared(FIELD), compared(FIELD, baseline="all")
-    assert (chosen["baseline"], chosen["comparisons"], pairs["comparisons"]) == ("best", 6, 6)
+    chosen, pairs, named = (compared(FIELD, baseline=baseline) for baseline in (None, "all", "best"))
+    for found, comparisons, lead in ((chosen, 6, True), (pairs, 6, False), (named, 3, False)):
+        assert found["comparisons"] == comparisons
+        assert ("part of its lead is chance" in " ".join(notes(found))) == lead
     assert chosen["differences"] == [row for row in pairs["differences"] if row["baseline"] == "best"]
-    named = compared(FIELD, baseline="best")
-    assert named["comparisons"] == 3
     for row, other in zip(named["systems"][1:], chosen["systems"][1:], strict=True):
         assert row["p_raw"] == other["p_raw"]
         assert row["p"] <= other["p"]
     assert named["systems"][3]["p"] < chosen["systems"][3]["p"]
-
-
-def test_only_a_baseline_chosen_by_its_score_makes_raw_p_too_small() -> None:
-    assert "part of its lead is chance" in notes_on_scores(compared(FIELD))
-    for baseline in ("best", "all"):
-        assert "chance" not in notes_on_scores(compared(FIELD, baseline=baseline))
 
 
 @pytest.mark.parametrize(("changed", "p"), [(1, 1.0), (3, 0.25), (4, 0.125), (6, 0.03125)])
@@ -185,17 +171,15 @@ def test_a_few_sentences_cannot_be_significant(changed: int, p: float) -> None:
 
 
 def test_equal_means_need_no_number_of_seeds() -> None:
-    lines = {("a", 1): worsened(9), ("a", 2): worsened(10), ("b", 1): worsened(10), ("b", 2): worsened(9)}
-    found = compared([Entry(f"{name}{n}", text, n, name, {"attention": name}) for (name, n), text in lines.items()])
+    found = compared(field_of(a=(9, 10), b=(10, 9)))
     assert found["differences"][0]["seeds_needed"] is None
-    assert "No system has a second seed" not in power(found)
-    assert "No system has a second seed" in power(compared(entries()[::2]))
+    for comparison, single in ((found, False), (compared(entries()[::2]), True)):
+        assert ("No system has a second seed" in notes(comparison)[0]) == single
 
 
 def test_without_its_seed_in_the_baseline_a_run_meets_the_first() -> None:
     found = compared([*entries(), Entry("their system", worsened(4))], baseline="bad")
     runs = {row["run"]: row["baseline_run"] for row in found["runs"]}
-    assert found["baseline"] == "bad"
     assert runs == {"good1": "bad1", "good2": "bad2", "bad1": None, "bad2": None, "their system": "bad1"}
     assert next(row for row in found["systems"] if row["name"] == "their system")["bleu_sd"] is None
 
@@ -237,20 +221,6 @@ def test_a_mean_curve_has_all_seeds_at_each_point() -> None:
     assert points == {10: (20.0, 10.0), 15: (30.0, 15.0), 20: (40.0, pytest.approx(16.3333)), 30: (60.0, 17.0)}
 
 
-def test_a_run_in_progress_has_made_the_updates_that_its_metrics_name(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "1", worsened(2))
-    (run / "metrics.jsonl").write_text('{"step": 10, "epoch": 1.0, "validation/bleu": 30.0}\n{"step": 12}\n')
-    (run / "manifest.json").write_text('{"starts": [{}]}')
-    assert read_run(run, "test")[0].training.updates == 12
-
-
-def test_a_diverged_validation_has_no_perplexity(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "1", worsened(2))
-    line = '{"step": 20, "epoch": 1.0, "validation/bleu": 0.0, "validation/perplexity": 7.4e+23}\n'
-    (run / "metrics.jsonl").write_text(line)
-    assert read_run(run, "test")[0].training.perplexity is None
-
-
 def test_runs_of_several_machines_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     alike = [trained("a", 1, 1.0, {10: 8.0}), trained("b", 1, 1.0, {10: 8.0})]
     assert compared(alike)["machines"] == ["a CPU"]
@@ -270,15 +240,9 @@ def test_costs_and_curves_are_means_of_what_is_known(tmp_path: Path) -> None:
     assert (row["tokens_per_second"], row["sentences_per_second"]) == (1000.0, 50.0)
     assert row["aer"] == pytest.approx(50.0)
     assert [(point["updates"], point["score"]) for point in row["curve"]] == [(10, 20.0), (20, 25.0)]
-    assert row["longest"] == pytest.approx(
-        statistics.mean(
-            score_by_length(count(worsened(n + 2), REFERENCES, SETTINGS).counts["bleu"], "bleu", SOURCES, 5)[-1][
-                "score"
-            ]
-            for n in (1, 2)
-        ),
-        abs=1e-3,
-    )
+    counts = [count(worsened(n + 2), REFERENCES, SETTINGS).counts["bleu"] for n in (1, 2)]
+    longest = [score_by_length(each, "bleu", SOURCES, 5)[-1]["score"] for each in counts]
+    assert row["longest"] == pytest.approx(statistics.mean(longest), abs=1e-3)  # type: ignore[type-var]
 
 
 def test_half_of_the_examples_differ_most_and_half_are_of_all_lengths() -> None:
@@ -287,11 +251,10 @@ def test_half_of_the_examples_differ_most_and_half_are_of_all_lengths() -> None:
     scores = [METRICS["bleu"].of_sentences(counted(name, 1)["bleu"]) for name in ("good", "bad")]
     spread = [abs(good - bad) for good, bad in zip(*scores, strict=True)]
     assert sorted(spread[number - 1] for number in numbers)[-3:] == sorted(spread)[-3:]
-    lengths = [len(SOURCES[number - 1].split()) for number in numbers]
-    assert min(lengths) == min(len(source.split()) for source in SOURCES)
-    assert max(lengths) == max(len(source.split()) for source in SOURCES)
-    assert len(compared(examples=1000)["examples"]) == 60
-    assert compared(examples=0)["examples"] == []
+    lengths = [len(source.split()) for source in SOURCES]
+    chosen = [lengths[number - 1] for number in numbers]
+    assert (min(chosen), max(chosen)) == (min(lengths), max(lengths))
+    assert [len(compared(examples=n)["examples"]) for n in (0, 1000)] == [0, 60]
 
 
 def test_an_example_holds_every_system_with_its_alignment(tmp_path: Path) -> None:
@@ -304,9 +267,6 @@ def test_an_example_holds_every_system_with_its_alignment(tmp_path: Path) -> Non
     assert by_system["bahdanau"]["alignment"]["weights"] == [[90, 10], [5, 95]]
     assert by_system["their system"]["alignment"] is None
     assert by_system["their system"]["score"] == 100.0
-
-
-def test_an_example_beyond_the_last_is_refused() -> None:
     with pytest.raises(UserError, match="sentences=61: the held-out set has 60"):
         compared(sentences=[61])
 
@@ -314,7 +274,6 @@ def test_an_example_beyond_the_last_is_refused() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "{\n" * 60,
         "{}\n",
         '{"source": ["a"], "target": ["b"], "weights": [[1, 2]]}\n' * 60,
         '{"source": ["a"], "target": ["b"], "weights": [[NaN]]}\n' * 60,
@@ -337,26 +296,18 @@ def names_of(*entries: Entry) -> list[str]:
     return [system.name for system in group(entries)]
 
 
-def test_seeds_are_put_together_in_order() -> None:
+def test_seeds_are_put_together_in_order_and_a_name_says_what_differs_and_nothing_else() -> None:
     two, one, other = entry("a2", 2), entry("a1", 1), entry("b1", 1, attention="none")
-    systems = group([two, other, one])
-    assert systems == [System("bahdanau", [one, two]), System("none", [other])]
-    assert systems[0].of_seed(2) is two
-    assert systems[0].of_seed(9) is one
-    assert systems[1].of_seed(None) is other
-
-
-def test_a_name_says_what_differs_and_nothing_else() -> None:
-    assert names_of(entry("a")) == ["bahdanau"]
-    assert names_of(entry("a", attention="none", encoder="gru"), entry("b", encoder="gru")) == ["none", "bahdanau"]
-    both = entry("a", attention="none", encoder="gru"), entry("b", encoder="lstm")
-    assert names_of(*both) == ["none encoder=gru", "bahdanau encoder=lstm"]
+    assert group([two, other, one]) == [System("bahdanau", [one, two]), System("none", [other])]
+    none, score = entry("a", attention="none", encoder="gru"), {"attention": "bahdanau", "attention/score": "dot"}
     rates = entry("a", optimizer_lr="0.1"), entry("b", optimizer_lr="0.2"), entry("c")
-    assert names_of(*rates) == ["lr=0.1", "lr=0.2", "bahdanau"]
     halves = entry("a", encoder_dropout="0.1", decoder_dropout="0.3"), entry("b", encoder_dropout="0.3")
+    assert names_of(entry("a")) == ["bahdanau"]
+    assert names_of(none, entry("b", encoder="gru")) == ["none", "bahdanau"]
+    assert names_of(none, entry("b", encoder="lstm")) == ["none encoder=gru", "bahdanau encoder=lstm"]
+    assert names_of(*rates) == ["lr=0.1", "lr=0.2", "bahdanau"]
     assert names_of(*halves) == ["decoder.dropout=0.3 encoder.dropout=0.1", "encoder.dropout=0.3"]
-    score = Entry("c", ["x"], 1, "other", {"attention": "bahdanau", "attention/score": "dot"})
-    assert names_of(entry("a"), score) == ["bahdanau", "attention/score=dot"]
+    assert names_of(entry("a"), Entry("c", ["x"], 1, "other", score)) == ["bahdanau", "attention/score=dot"]
 
 
 def test_what_differs_within_a_system_does_not_name_it() -> None:
@@ -366,20 +317,14 @@ def test_what_differs_within_a_system_does_not_name_it() -> None:
     two = tuned("b1", 1, "a1"), tuned("b2", 2, "a2")
     assert names_of(Entry("a1", ["x"], 1, "first", {"optimizer.lr": "0.3"}), *two) == ["lr=0.3", "lr=0.1"]
     said = Entry("c", ["x"], 1, "wide", {"encoder.hidden": "256"})  # sets the default value
-    unsaid = Entry("c", ["x"], 2, "wide", {})
-    assert names_of(said, unsaid, Entry("d", ["x"], 1, "wider", {"encoder.hidden": "512"})) == [
-        "hidden=256",
-        "hidden=512",
-    ]
+    wider = Entry("d", ["x"], 1, "wider", {"encoder.hidden": "512"})
+    assert names_of(said, Entry("c", ["x"], 2, "wide", {}), wider) == ["hidden=256", "hidden=512"]
 
 
-def test_what_has_the_same_name_gets_the_directory_too() -> None:
+def test_equal_names_get_the_directory_too_and_an_output_of_another_system_its_own() -> None:
     by_hand = Entry("runs/x", ["x"], 1, "edited", {"attention": "bahdanau"})
     assert names_of(entry("runs/a"), by_hand) == ["bahdanau (runs/a)", "bahdanau (runs/x)"]
     assert names_of(Entry("runs/x", ["x"], 1, "from Python", {})) == ["runs/x"]
-
-
-def test_an_output_of_another_system_stands_for_itself() -> None:
     peers = Entry("one", ["x"]), Entry("two", ["x"])
     assert names_of(entry("a"), *peers) == ["bahdanau", "one", "two"]
     assert names_of(entry("a"), entry("b", attention="none"), peers[0]) == ["bahdanau", "none", "one"]
@@ -389,8 +334,8 @@ def test_runs_of_the_same_seed_count_once(caplog: pytest.LogCaptureFixture) -> N
     one, copy, second = entry("a"), entry("b"), entry("s", 2)
     rerun = Entry("c", ["y"], 1, one.config, one.choices)  # as on another machine
     assert group([one, copy, rerun, second]) == [System("bahdanau", [one, second])]
-    assert "b repeats a: left out" in caplog.text
-    assert "c has the configuration and the seed of a, so the two are not independent: left out" in caplog.text
+    for name in "bc":
+        assert f"left out: {name} has the configuration and the seed of a" in caplog.text
     tuned = [Entry(name, ["x"], 1, "tuned", {"training.start_from": name}) for name in ("d", "e")]
     (system,) = group(tuned)
     assert system.entries == tuned  # they start from different runs
@@ -424,8 +369,8 @@ def of_metric(metric: str | None = None, **settings: str) -> dict[str, Any]:
 @pytest.mark.parametrize(("metric", "first"), [("bleu", "words"), ("chrf", "words"), ("ter", "order")])
 def test_the_metric_ranks_and_its_tests_are_shown(metric: str, first: str) -> None:
     result = of_metric(metric)
-    assert result["metric"] == metric
-    assert result["runs"][0]["run"] == first
+    assert (result["metric"], result["runs"][0]["run"]) == (metric, first)
+    assert f"{METRICS[metric].heading} {result['signatures'][metric]}" in tables(result, terminal).splitlines()[0]
     best, second = result["systems"]
     assert result["baseline"] == best["name"]
     assert (best[metric] < second[metric]) == (metric == "ter")
@@ -438,11 +383,6 @@ def test_the_metric_ranks_and_its_tests_are_shown(metric: str, first: str) -> No
         (same,) = (row for row in plain["runs"] if row["run"] == run["run"])
         assert (run["p_bootstrap"], run["p_randomisation"]) == (same["ter_p_bootstrap"], same["ter_p_randomisation"])
         assert run["bleu_p_bootstrap"] == same["p_bootstrap"]
-
-
-@pytest.mark.usefixtures("_two_runs")
-def test_the_table_begins_with_the_signature_of_the_metric() -> None:
-    assert "chrF nrefs:1|" in tables(of_metric("chrf"), terminal).splitlines()[0]
 
 
 @pytest.mark.usefixtures("_two_runs")

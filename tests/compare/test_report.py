@@ -28,10 +28,13 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_a_folder_holds_unfinished_is_left_out_and_told(caplog: pytest.LogCaptureFixture) -> None:
     make_run(Path("sweep/a"), REFERENCES)
     (make_run(Path("sweep/b"), REFERENCES) / "hypotheses" / "test.txt").unlink()
+    Path("sweep/c").mkdir()
+    Path("sweep/c/error.txt").write_text("no room\nseed=2\n\nTraceback")
     with caplog.at_level(logging.WARNING):
         entries, _ = gather(["sweep"], [], "test")
     assert [entry.name for entry in entries] == ["sweep/a"]
     assert "left out: sweep/b: has no test results" in caplog.text
+    assert "left out: sweep/c: failed (no room)" in caplog.text
     with pytest.raises(UserError, match="sweep/b: has no test results"):
         gather(["sweep/a", "sweep/b"], [], "test")
 
@@ -81,8 +84,7 @@ def test_no_name_or_error_of_a_run_controls_the_terminal() -> None:
     done = call("nmt-compare", *given, cwd=Path.cwd())
     assert done.returncode == 0, done.stderr.decode()
     printed = (done.stdout + done.stderr).decode()
-    assert "\x1b" not in printed
-    assert printed.count("left out: ") == 3
+    assert ("\x1b" in printed, printed.count("left out: ")) == (False, 3)
     assert rb"\\x1b\[31m" in done.stdout  # Markdown escapes the backslash and the bracket
     assert b"\\x1b[31m" in done.stderr
     for path in (path for path in Path("out").iterdir() if path.suffix != ".png"):
@@ -94,12 +96,13 @@ def test_what_does_not_compare_is_refused() -> None:
     make_run(Path("c"), REFERENCES, "evaluation.lowercase=true")
     write(make_run(Path("d"), REFERENCES) / "data" / "test.target", [f"{line} !" for line in REFERENCES])
     write(Path("x"), REFERENCES)
-    with pytest.raises(UserError, match="c and a cannot be compared: scores are computed differently"):
-        gather(["a", "c"], [], "test")
-    with pytest.raises(UserError, match="a cannot be compared: the held-out sets differ: line 1 of the references"):
-        gather(["a", "d"], [], "test")
-    with pytest.raises(UserError, match="systems: a is a run's name"):
-        gather(["a"], ["a=x"], "test")
+    for runs, systems, message in (
+        ("ac", [], "c and a cannot be compared: scores are computed differently"),
+        ("ad", [], "a cannot be compared: the held-out sets differ: line 1 of the references"),
+        ("a", ["a=x"], "systems: a is a run's name"),
+    ):
+        with pytest.raises(UserError, match=message):
+            gather([*runs], systems, "test")
 
 
 def test_all_files_say_the_same() -> None:
@@ -107,25 +110,16 @@ def test_all_files_say_the_same() -> None:
     make_run(Path("b"), worsened(2), "attention=none", "seed=3")
     write(Path("x"), worsened(4))
     printed = write_comparison(["a", "b"], Path("out"), systems=["peer=x"], baseline="none", **QUICK)
-    assert sorted(path.name for path in Path("out").iterdir()) == [
-        "comparison.csv",
-        "comparison.json",
-        "comparison.md",
-        *("cost.png", "cost.svg", "curves.png", "curves.svg"),
-        *("differences.csv", "differences.png", "differences.svg"),
-        "index.html",
-        "systems.csv",
-    ]
+    tables = ["comparison.csv", "comparison.json", "comparison.md", "differences.csv", "index.html", "systems.csv"]
+    pictures = [f"{name}.{kind}" for name in ("cost", "curves", "differences") for kind in ("png", "svg")]
+    assert {path.name for path in Path("out").iterdir()} == {*tables, *pictures}
     (found,) = json.loads(Path("out/comparison.json").read_text())["comparisons"]
     systems = found["systems"]
     assert [row["name"] for row in systems] == ["luong_dot", "peer", "none"]
     with Path("out/comparison.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [(row["system"], row["run"], row["seed"]) for row in rows] == [
-        ("luong_dot", "a", "1"),
-        ("peer", "peer", ""),
-        ("none", "b", "3"),
-    ]
+    named = [(row["system"], row["run"], row["seed"]) for row in rows]
+    assert named == [("luong_dot", "a", "1"), ("peer", "peer", ""), ("none", "b", "3")]
     markdown, page = Path("out/comparison.md").read_text(), Path("out/index.html").read_text()
     for row, run in zip(systems, rows, strict=True):
         assert f"{row['bleu']:.2f}" in printed
@@ -135,11 +129,9 @@ def test_all_files_say_the_same() -> None:
         assert float(run["bleu"]) == row["bleu"]
         if row["p"] is not None:
             assert f"{row['p']:.4f}{'*' if row['p'] < 0.05 else ''}" in printed
-            shown = f"{row['difference']:+.2f} ± {row['difference_ci']:.2f}"
-            assert shown in printed
-            assert shown in markdown
-            assert f"{row['difference']:.2f}" in page
-            assert f"{row['detectable']:.2f}" in page
+            for text in (printed, markdown):
+                assert f"{row['difference']:+.2f} ± {row['difference_ci']:.2f}" in text
+            assert all(f"{row[key]:.2f}" in page for key in ("difference", "detectable"))
     assert "other seeds may differ more" in printed  # each system has one seed
     with Path("out/systems.csv").open() as file:
         by_system = list(csv.DictReader(file))
@@ -160,13 +152,10 @@ def test_what_all_pairs_show_is_in_every_file() -> None:
             make_run(Path(f"{name}{seed}"), worsened(step), f"attention={name}", f"seed={seed}")
     printed = write_comparison(["*[12]"], Path("out"), baseline="all", **QUICK)
     (found,) = json.loads(Path("out/comparison.json").read_text())["comparisons"]
-    assert found["baseline"] is None
-    assert len(found["differences"]) == 3
+    assert (found["baseline"], len(found["differences"])) == (None, 3)
     assert "other seeds may differ more" not in printed
-    assert {row["name"]: row["letters"] for row in found["systems"]} == {"luong_dot": "a", "bahdanau": "a", "none": "b"}
-    markdown = Path("out/comparison.md").read_text()
     for row in found["differences"]:
-        assert f"| {row['difference']:+.2f} ± {row['difference_ci']:.2f}" in markdown
+        assert f"| {row['difference']:+.2f} ± {row['difference_ci']:.2f}" in Path("out/comparison.md").read_text()
     with Path("out/systems.csv").open() as file:
         assert [row["letters"] for row in csv.DictReader(file)] == ["a", "a", "b"]
 
@@ -184,15 +173,6 @@ def test_a_sweep_that_is_not_finished_says_how_many_runs_are_missing() -> None:
     assert compare_runs(["sweep/1", "sweep/2"], **QUICK)["missing"] == []
     Path("sweep/.nmt-sweep").write_bytes(b"")  # as a sweep by Optuna leaves it
     assert compare_runs(["sweep"], **QUICK)["missing"] == []
-
-
-def test_the_metric_that_ranks_has_a_column() -> None:
-    make_run(Path("a"), worsened(8), "attention=none")
-    make_run(Path("b"), worsened(2))
-    printed = write_comparison(["a", "b"], Path("out"), metric="ter", **QUICK)
-    (found,) = json.loads(Path("out/comparison.json").read_text())["comparisons"]
-    best = found["systems"][0]
-    assert f"{best['ter']:.2f} ± {best['ter_ci']:.2f}" in printed
 
 
 def test_a_run_that_was_trained_longer_is_named_by_its_last_length() -> None:
@@ -214,13 +194,13 @@ def test_names_are_no_markup_in_markdown() -> None:
     assert "\\<i>\\*a* \\[l\\](u) \\&amp;" in text
 
 
-def test_a_column_that_nothing_fills_is_left_out() -> None:
+def test_a_column_that_nothing_fills_is_left_out_and_the_metric_that_ranks_has_one() -> None:
     make_run(Path("a"), worsened(8), "attention=none", gold=False)
-    comparison = compare_runs(["a"], **QUICK)
-    head = tables(comparison, terminal).splitlines()[2]
-    assert "AER" not in head
-    assert "difference" not in head
-    assert "ms/update" in head
+    comparison = compare_runs(["a"], metric="ter", **QUICK)
+    head, _, values = tables(comparison, terminal).splitlines()[2:5]
+    assert ["AER" in head, "difference" in head, "ms/update" in head] == [False, False, True]
+    best = comparison["systems"][0]
+    assert f"{best['ter']:.2f} ± {best['ter_ci']:.2f}" in values
     assert tables(comparison, markdown).splitlines()[2].startswith("|")
 
 
@@ -231,18 +211,3 @@ def test_a_baseline_is_named_by_system_or_by_run() -> None:
         assert compare_runs(["a", "b"], baseline=name, **QUICK)["baseline"] == "bahdanau"
     with pytest.raises(UserError, match=r"baseline=bahdanaw: not one of none, bahdanau; did you mean 'bahdanau'\?"):
         compare_runs(["a", "b"], baseline="bahdanaw", **QUICK)
-
-
-def test_a_job_that_failed_is_told_not_passed_over(caplog: pytest.LogCaptureFixture) -> None:
-    make_run(Path("sweep/a"), REFERENCES)
-    Path("sweep/b").mkdir()
-    Path("sweep/b/error.txt").write_text("no room\nseed=2\n\nTraceback")
-    gather(["sweep"], [], "test")
-    assert "left out: sweep/b: failed (no room)" in caplog.text
-
-
-def test_a_line_that_a_kill_cut_short_costs_nothing_else() -> None:
-    with (make_run(Path("a"), REFERENCES) / "metrics.jsonl").open("a") as file:
-        file.write('{"epoch": 3.0, "validation/bleu": 3')
-    (entry,), _ = gather(["a"], [], "test")
-    assert [point.updates for point in entry.training.curve("bleu")] == [10, 20]

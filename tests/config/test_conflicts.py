@@ -8,9 +8,9 @@ import pytest
 from conftest import values_of
 
 from nmt.config import schema
+from nmt.config.checks import validated
 from nmt.config.errors import UserError
 from nmt.config.schema.base import Conflict, Section
-from nmt.config.validation import validated
 
 SCHEMAS = {
     "train": schema.TrainConfig,

@@ -10,8 +10,8 @@ from conftest import values_of
 from pydantic import BaseModel
 
 from nmt.config import schema
+from nmt.config.checks import config_dir, flatten, validated
 from nmt.config.schema.base import fields, members
-from nmt.config.validation import config_dir, flatten, validated
 
 pytestmark = pytest.mark.no_cover  # hundreds of slow compositions cover no further lines
 

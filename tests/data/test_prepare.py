@@ -15,10 +15,10 @@ import pytest
 from conftest import run_config, values_of
 from forks import forked
 
+from nmt.config.checks import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.config.schema.data import FileTokenizer
-from nmt.config.validation import validated
 from nmt.data import corpus as corpus_module
 from nmt.data import prepare as module
 from nmt.data.prepare import fingerprint_of, prepare

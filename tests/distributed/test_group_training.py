@@ -61,7 +61,7 @@ class Group:
 
         def work() -> int:
             log_to_stream(sys.stderr)
-            outcome = attempt(lambda: job.train(config, run), debug=False)
+            outcome = attempt(lambda: job.train(config, run))
             if isinstance(outcome, Exception):
                 report(outcome, "train")
                 return 2

@@ -11,7 +11,7 @@ import pytest
 from conftest import values_of
 from documents import PRESETS, ROOT, blocks
 
-from nmt.config.validation import flatten
+from nmt.config.checks import flatten
 
 RESULTS = ROOT / "docs" / "results"
 FILES = {"data.path", "data.train", "data.validation", "data.test", "data.cache_dir"}  # where a user keeps them

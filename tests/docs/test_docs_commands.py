@@ -14,8 +14,8 @@ from conftest import TINY, values_of
 from documents import ROOT, blocks, name_of, pages
 from forks import call
 
+from nmt.config.checks import validated
 from nmt.config.schema import TrainConfig
-from nmt.config.validation import validated
 from nmt.training.job import train
 
 pytestmark = pytest.mark.system

@@ -39,12 +39,12 @@ def words(code: str) -> list[str]:
         return code.split()
 
 
-def test_contributing_lists_all_targets_of_make() -> None:
-    targets = re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.M)
-    table = "\n".join(
-        line for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines() if line.startswith("| `make ")
-    )
-    assert {*re.findall(r"`make ([a-z-]+)`", table), "help"} == {*targets}
+def test_the_targets_of_make_that_pages_name_exist_and_contributing_lists_all() -> None:
+    targets = set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+    rows = re.findall(r"^\| `make .*$", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.M)
+    assert {*re.findall(r"`make ([a-z-]+)`", "\n".join(rows)), "help"} == targets
+    for page in pages():
+        assert {*re.findall(r"`make ([a-z-]+)", page.read_text(encoding="utf-8"))} <= targets, page
 
 
 @pytest.mark.parametrize("page", markdown_files(), ids=name_of)
@@ -84,13 +84,10 @@ def test_every_file_of_the_project_exists(page: Path) -> None:
 
 
 def test_the_subpackages_are_those_of_the_code() -> None:
-    section = (
-        (ROOT / "docs" / "design.md").read_text(encoding="utf-8").partition("## Subpackages")[2].partition("\n## ")[0]
-    )
-    rows = re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", section, re.M)
-    assert [(subpackage, " ".join(re.findall(r"`(\w+)`", others))) for subpackage, others in rows] == [
-        *SUBPACKAGES.items()
-    ]
+    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    section = text.partition("## Subpackages")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", section, re.M))
+    assert [(name, " ".join(re.findall(r"`(\w+)`", others))) for name, others in rows.items()] == [*SUBPACKAGES.items()]
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -110,8 +107,8 @@ def test_every_preset_has_a_page(name: str) -> None:
 def test_the_table_of_presets_is_complete() -> None:
     text = (ROOT / "docs" / "attention" / "index.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| \[`(\w+)`\]\((\w+)\.md\) \|", text, re.M)
-    assert all(name == file for name, file in rows)
-    assert sorted(name for name, _ in rows) == PRESETS
+    assert sorted(rows) == [(name, name) for name in PRESETS]
+    assert len(PRESETS) == 28, "correct README.md, docs/index.md and docs/comparison.md (84 runs) as well"
 
 
 def test_a_preset_without_page_or_figures_is_named(tmp_path: Path) -> None:
@@ -120,10 +117,6 @@ def test_a_preset_without_page_or_figures_is_named(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"^docs/attention/new\.md: is missing; each preset has a page"):
         write_pages.preset_pages(tmp_path)
     assert write_pages.preset_figures(ROOT, "new") == "**Figures:** none yet."
-
-
-def test_the_number_of_presets_is_said() -> None:
-    assert len(PRESETS) == 28, "correct README.md, docs/index.md and docs/comparison.md (84 runs) as well"
 
 
 def test_the_table_of_parts_is_complete() -> None:
@@ -150,18 +143,9 @@ def test_the_reference_has_every_value_with_its_type() -> None:
     assert "| `attention.score.layers` | `1` |" in reference["attention.md"]
 
 
-def test_every_make_target_exists() -> None:
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for page in pages():
-        for target in re.findall(r"`make ([a-z-]+)`?", page.read_text(encoding="utf-8")):
-            assert re.search(rf"^{target}:", makefile, re.M), f"{page}: make {target}"
-
-
 def test_the_written_pages_are_up_to_date() -> None:
-    stale = [
-        path.name for path, text in write_pages.written_pages(ROOT).items() if path.read_text(encoding="utf-8") != text
-    ]
-    assert stale == [], "run: python scripts/write_pages.py"
+    for path, text in write_pages.written_pages(ROOT).items():
+        assert path.read_text(encoding="utf-8") == text, f"{path.name}: run python scripts/write_pages.py"
 
 
 class Sample:

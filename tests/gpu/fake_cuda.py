@@ -132,14 +132,14 @@ def replace_libraries(replace: Callable[[object, str, object], None]) -> None:
     replace(recurrent, "kernels", kernels)  # keeps the kernels registered
 
 
-def _run_torch(rnn: Any, inputs: Tensor, lengths: Tensor | None, start: Any) -> Any:  # noqa: ANN401
+def _run_torch(rnn: Any, inputs: Tensor, lengths: Tensor | None, initial: Any) -> Any:  # noqa: ANN401
     """Stand in for cuDNN: return tensors of the right shapes that depend on inputs, initial state and parameters."""
     assert lengths is None or (lengths.device.type == "cpu" and not isinstance(lengths, FakeTensor))
     D, H = 2 if rnn.bidirectional else 1, rnn.hidden_size
     total = inputs.sum(-1, keepdim=True) + sum(parameter.sum().to(inputs.dtype) for parameter in rnn.parameters())
     outputs = total.expand(-1, -1, D * H).contiguous()
-    if start is not None:
-        outputs = outputs + sum(part.sum() for state in start for part in state).to(inputs.dtype)
+    if initial is not None:
+        outputs = outputs + sum(part.sum() for state in initial for part in state).to(inputs.dtype)
     last = outputs[:, -1].chunk(D, dim=-1)
     return outputs, recurrent.RecurrentState(last, last if isinstance(rnn, nn.LSTM) else ())
 

@@ -21,21 +21,21 @@ from fake_cuda import CUDA, FakeCUDA, on_cuda, replace_libraries
 from torch import Tensor
 
 from nmt.config import schema
+from nmt.config.checks import validated
 from nmt.config.schema.training import SGD
-from nmt.config.validation import validated
 from nmt.data.batching import Batch, collate
 from nmt.model.build import build_model
 from nmt.model.output import Readout
 from nmt.model.seq2seq import SearchEnsemble, Seq2Seq
-from nmt.ops.packed import pack
+from nmt.ops.products import pack
 from nmt.system.machine import Machine
 from nmt.training.cuda_graphs import pad_to, padded_shape
 from nmt.training.losses import Objective
 from nmt.training.trainer import Trainer
 from nmt.translate.beam import beam_search
-from nmt.translate.prepared_model import SearchModel
 from nmt.translate.sampling import rollout
 from nmt.translate.search import Limits, SearchBatch, Symbols
+from nmt.translate.search_model import SearchModel
 from nmt.translate.selection import Scorer, Selection
 
 PAD, BOS, EOS, V = 0, 2, 3, 50

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from nmt.config.validation import config_dir
+from nmt.config.checks import config_dir
 
 HERE = Path(__file__).parent
 MOST_KERNELS = 42, 60  # limits per target step, forward and backward, which monotonic attention and entmax need in bf16

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from nmt import Translator
 from nmt.attention.scores import additive_energies
+from nmt.config.checks import config_dir, validated
 from nmt.config.schema import TrainConfig
-from nmt.config.validation import config_dir, validated
 from nmt.data.batching import make_batches
 from nmt.data.prepare import prepare
 from nmt.model.build import build_model

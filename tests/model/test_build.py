@@ -26,14 +26,8 @@ from nmt.config.schema.base import members
 from nmt.config.schema.model import Model
 from nmt.model.build import ALIGNMENTS, NORMALIZERS, SCORES, WINDOWS, build_model, build_unfilled
 
-SAMPLED = {
-    "kind": "sampled",
-    "soft_share": 0.5,
-    "baseline": "moving",
-    "discount": 0.9,
-    "weight": 1.0,
-    "entropy_weight": 0.0,
-}
+SAMPLED = {"kind": "sampled", "soft_share": 0.5, "baseline": "moving", "discount": 0.9}
+SAMPLED |= {"weight": 1.0, "entropy_weight": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -76,16 +70,10 @@ def test_filled_it_is_the_model(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 def test_first_weights_are_what_is_said(cell: str) -> None:
     changes = {"attention": attention("additive"), "embedding__tie_source_target": False}
-    changes |= {
-        f"{side}__{name}": value for side in ("encoder", "decoder") for name, value in (("cell", cell), ("layers", 2))
-    }
-    sizes: dict[str, Any] = {
-        "embedding__dim": 64,
-        "encoder__hidden": 32,
-        "decoder__hidden": 64,
-        "decoder__readout_dim": 64,
-    }
-    model = build_model(Model.model_validate(values(**changes, **sizes)), 500, 400, (PAD, PAD))
+    for side in ("encoder", "decoder"):
+        changes |= {f"{side}__cell": cell, f"{side}__layers": 2, f"{side}__hidden": 32}
+    config = Model.model_validate(values(**changes, embedding__dim=64, decoder__readout_dim=64))
+    model = build_model(config, 500, 400, (PAD, PAD))
     gates = {"gru": 3, "lstm": 4}[cell]
     seen = set()
     for name, weight in model.state_dict().items():

@@ -5,11 +5,12 @@ from typing import Any
 
 import names
 import pytest
-from conftest import TINY, values_of
+from conftest import values_of
+from trained import copying  # noqa: F401
 
 from nmt import Translator
+from nmt.config.checks import validated
 from nmt.config.schema import TrainConfig
-from nmt.config.validation import validated
 from nmt.explain.explanation import explain
 from nmt.training.job import train
 
@@ -17,30 +18,13 @@ pytestmark = pytest.mark.system
 LINES = ["often Xqzvw sees the red house of Kjhgf .", "", "now", "rarely Aab buys the old car of Zzyx ."]
 
 
-def corpus(folder: Path) -> list[str]:
-    splits = {"train": "train", "validation": "valid", "test": "test"}
-    files = [f"data.{split}={folder / name}" for split, name in splits.items()]
-    return ["data=files", "data.source_lang=en", "data.target_lang=fr", *files]
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("copying")
-    names.write_corpus(folder, (120, 4, 4))
-    sizes = [each for each in TINY if not each.startswith(("data.", "tokenizer."))]
-    given = [*corpus(folder), "size=demo", *sizes, "tokenizer.vocab_size=400", "search.max_length=60"]
-    more = ["decoder.copy=true", "training.r_drop=1"]
-    assert train(validated(TrainConfig, values_of("train", [*given, *more])), folder / "run", []) == 0
-    return folder / "run"
-
-
 @pytest.mark.parametrize(
     "search",
     [{"kind": "greedy"}, {"beam_size": 3}, {"kind": "sampling", "temperature": 1.0, "top_k": 0, "top_p": 1.0}],
     ids=["greedy", "beam", "sampling"],
 )
-def test_translations_score_what_an_explanation_says(run: Path, search: dict[str, Any]) -> None:
-    translator = Translator.load(run, search=search)
+def test_translations_score_what_an_explanation_says(copying: Path, search: dict[str, Any]) -> None:  # noqa: F811
+    translator = Translator.load(copying, search=search)
     for line, found in zip(LINES, translator.translate(LINES), strict=True):
         if line:
             explained = explain(translator, line, found.tokens)
@@ -56,12 +40,14 @@ def test_names_that_were_never_read_are_copied(tmp_path: Path) -> None:
     of_sentences = names.write_corpus(tmp_path)
     known = (tmp_path / "train.en").read_text(encoding="utf-8").split()
     assert not {name for own in of_sentences for name in own} & set(known)
+    corpus = ["data=files", "data.source_lang=en", "data.target_lang=fr"]
+    corpus += [f"data.{split}={tmp_path / split[:5]}" for split in ("train", "validation", "test")]
     sizes = ["tokenizer.vocab_size=1000", "embedding.dim=64", "encoder.hidden=64", "decoder.hidden=128"]
     lines = (tmp_path / "test.en").read_text(encoding="utf-8").splitlines()
     shares = {}
     for copies in ("true", "false"):
         run = tmp_path / copies
-        given = [*corpus(tmp_path), "size=demo", *sizes, f"decoder.copy={copies}", "training.max_epochs=5"]
+        given = [*corpus, "size=demo", *sizes, f"decoder.copy={copies}", "training.max_epochs=5"]
         assert train(validated(TrainConfig, values_of("train", given)), run, []) == 0
         texts = [translation.text for translation in Translator.load(run).translate(lines)]
         shares[copies] = names.share_of_names(of_sentences, texts)

@@ -13,8 +13,8 @@ import torch
 from conftest import TINY, values_of
 from numpy.typing import NDArray
 
+from nmt.config.checks import validated
 from nmt.config.schema import TrainConfig
-from nmt.config.validation import validated
 from nmt.model.build import build_model
 from nmt.model.seq2seq import Seq2Seq
 

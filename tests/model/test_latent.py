@@ -177,7 +177,7 @@ def test_the_decoder_is_fed_the_posterior_mean(share: float) -> None:
 def test_the_bound_falls_short_of_the_likelihood_by_the_divergence_from_the_posterior() -> None:
     """Computes each term of log p(y_t) = ELBO + KL(q || p(s | y_t)) by itself."""
     model = model_of(attention=attention("general", alignment=VARIATIONAL))
-    model.record_log_weights()
+    model.return_log_weights()
     decoded = model(SOURCE, LENGTHS, TARGET, target_out=OUT)
     expected_loss = decoded.prediction.loss(
         model.output.layer(), OUT, PAD, lambda *each: likelihood(*each, smoothing=0.0)
@@ -219,7 +219,7 @@ SMOOTH = [each for each in COPYING if each["attention"]["normalizer"] != MOCHA] 
 def test_gradients_equal_differences(changes: dict[str, Any]) -> None:
     """Tests mixtures, posteriors, inference networks and copying."""
     model = model_of(**changes)
-    model.record_log_weights()
+    model.return_log_weights()
 
     def loss() -> Tensor:
         decoded = model(SOURCE, LENGTHS, TARGET, target_out=OUT)

@@ -5,22 +5,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_models import BOS, COPYING, EOS, LENGTHS, PAD, SOURCE, TARGET, V, attention, label, model_of, prepared
+from small_models import COPYING, EOS, LENGTHS, PAD, SOURCE, TARGET, V, attention, label, model_of, prepared
 from torch import Tensor
 
 from nmt.model.output import NEVER, copyable
 from nmt.model.seq2seq import Seq2Seq
-from nmt.ops.draws import sentence_keys
-from nmt.translate.beam import beam_search
-from nmt.translate.sampling import inverse_cdf, rollout, sample
-from nmt.translate.search import Limits, SearchBatch, Symbols
-from nmt.translate.selection import Scorer, Selection
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 OUT = torch.tensor([[4, 5, 6, 3], [8, 8, 9, 3], [10, 4, 12, 3]])  # the word after each word of TARGET
 REPEATED = torch.tensor([[4, 5, 4, 4, EOS], [8, EOS, PAD, PAD, PAD], [9, 9, 11, EOS, PAD]])
-SYMBOLS, LIMITS = Symbols(BOS, EOS, (PAD, BOS)), Limits(1, [9, 6, 8])
-CPU = torch.device("cpu")
 DOT = {"decoder__copy": True, "attention": attention("dot")}
 
 
@@ -79,23 +72,3 @@ def test_a_search_copies_within_its_vocabulary() -> None:
         for token, share in kept.items():
             expected[vocabulary.tolist().index(token)] += share
         torch.testing.assert_close(step.logits[row].exp(), expected, **EXACT)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("changes", COPYING[::2], ids=label)
-def test_searches_score_what_forced_decoding_scores(changes: dict[str, Any]) -> None:
-    """Hypotheses of greedy search, beam search and sampling get the same score from forced decoding."""
-    model = model_of(**changes)
-    searched = prepared(model, 3)
-    keys = sentence_keys((1,), np.arange(3))
-    batch = SearchBatch(searched.step, searched.encode(REPEATED, LENGTHS), SYMBOLS, LIMITS, CPU, keys=lambda: keys)
-    found = [
-        [[greedy] for greedy in rollout(batch, lambda log_probs, _: log_probs.argmax(-1))],
-        beam_search(batch, Selection(3, EOS), 3, scorer=Scorer()),
-        sample(batch, 3, lambda log_probs, uniform: inverse_cdf(log_probs, 1.0, uniform)),
-    ]
-    for row, hypothesis in ((row, each) for lists in found for row, nbest in enumerate(lists) for each in nbest):
-        one, tokens = slice(row, row + 1), torch.tensor([hypothesis.tokens])
-        inputs_ = torch.cat([torch.tensor([[BOS]]), tokens[:, :-1]], dim=1)
-        forced = model.force(REPEATED[one], LENGTHS[one], inputs_, tokens, PAD)
-        assert forced.log_probs[0].tolist() == pytest.approx(hypothesis.token_log_probs, abs=1e-4)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from nmt.model import recurrent
-from nmt.model.recurrent import Recurrent, RecurrentState, UpperLayers, prepare_layers, run_rnn, swap_rows
+from nmt.model.recurrent import Recurrent, RecurrentState, UpperLayers, collect_layers, run_rnn, swap_rows
 
 B, T, SIZE, H, M = 4, 6, 3, 5, 2
 LENGTHS = torch.tensor([6, 1, 4, 6])
@@ -85,11 +85,9 @@ def test_dropout_between_layers_acts_in_training_only() -> None:
     assert not torch.equal(run_rnn(rnn, inputs)[0], run_rnn(rnn, inputs)[0])
     rnn.eval()
     torch.testing.assert_close(run_rnn(rnn, inputs)[0], rnn(inputs)[0])
-    second = nn.GRU(SIZE + M, H, batch_first=True)
-    second.dropout = 0.5
-    upper, context = UpperLayers([second]), torch.randn(B, T, M)
+    upper, context = UpperLayers([nn.GRU(SIZE + M, H, batch_first=True)], dropout=0.5), torch.randn(B, T, M)
     for below, beside in ((inputs, torch.zeros_like(context)), (torch.zeros_like(inputs), context)):
-        one, two = (upper(below, RecurrentState((), ()), upper.prepare(), context=beside)[0] for _ in range(2))
+        one, two = (upper(below, RecurrentState((), ()), upper.collect_layers(), context=beside)[0] for _ in range(2))
         assert not torch.equal(one, two)
 
 
@@ -97,7 +95,7 @@ def test_no_call_that_may_be_recorded_uses_cudnns_dropout_state(monkeypatch: pyt
     calls = list[str]()
     monkeypatch.setattr(recurrent, "_run_torch", lambda *_: calls.append("torch's"))
     rnn = nn.GRU(SIZE, H, 2, batch_first=True, dropout=0.5)
-    inputs, lowest = torch.empty(B, T, SIZE, device="meta"), prepare_layers(rnn)[:1]
+    inputs, lowest = torch.empty(B, T, SIZE, device="meta"), collect_layers(rnn)[:1]
     run_rnn(rnn, inputs, LENGTHS)  # a call with lengths on the CPU is not recorded
     run_rnn(rnn.eval(), inputs)
     assert calls == ["torch's"] * 2
@@ -117,16 +115,6 @@ def test_torchs_call_in_bf16_computes_in_float32() -> None:
     for ours, theirs in ((outputs, expected[0]), *zip([*last.hidden, *last.cell], sum(expected[1], ()), strict=True)):
         assert ours.dtype == torch.bfloat16
         assert torch.equal(ours, theirs.bfloat16())
-
-
-@pytest.mark.parametrize(("layers", "used"), [(1, 0.0), (2, 0.4)])
-def test_torchs_call_has_dropout_only_between_layers(layers: int, used: float) -> None:
-    rnn, seen = nn.GRU(SIZE, H, layers, batch_first=True), list[float]()
-    rnn.dropout = 0.4
-    rnn.register_forward_hook(lambda module, *_: seen.append(module.dropout))
-    recurrent._run_torch(rnn, torch.randn(B, T, SIZE), LENGTHS, None)
-    assert seen == [used]
-    assert rnn.dropout == 0.4
 
 
 def test_swapped_rows_take_their_gradients_back() -> None:

@@ -30,8 +30,8 @@ from torch import Tensor
 
 from nmt.model.seq2seq import Seq2Seq
 from nmt.translate.beam import beam_search
-from nmt.translate.prepared_model import SearchModel
 from nmt.translate.search import Limits, SearchBatch, Symbols
+from nmt.translate.search_model import SearchModel
 from nmt.translate.selection import Scorer, Selection
 
 SYMBOLS, CPU = Symbols(BOS, EOS, (PAD, BOS)), torch.device("cpu")
@@ -225,10 +225,11 @@ def test_word_dropout_takes_whole_words_one_by_one() -> None:
 @pytest.mark.parametrize("cell", ["rnn", "gru", "lstm"])
 def test_an_encoder_may_read_in_both_directions_in_its_first_layer_only(cell: str) -> None:
     """Equals torch's modules one after another, with residual connections from layer 3 on (Wu et al. 2016)."""
-    model = model_of(
-        encoder__cell=cell, encoder__bidirectional="first", encoder__layers=4, encoder__residual=3, encoder__hidden=8
-    )
+    changes = {"cell": cell, "bidirectional": "first", "layers": 4, "residual": 3, "hidden": 8, "dropout": 0.3}
+    model = model_of(**{f"encoder__{name}": value for name, value in changes.items()})
     embedded, encoder = model.source_embedding(SOURCE), model.encoder
+    # Dropout is between the layers: cuDNN would prepare random numbers for that of a single layer, in vain.
+    assert all(rnn.dropout == 0 for rnn in (encoder.rnn, *encoder.upper.layers))
     states, summary, *_ = encoder(embedded, LENGTHS)
     for row, length in enumerate(LENGTHS.tolist()):
         below, _ = encoder.rnn(embedded[row : row + 1, :length])
@@ -251,7 +252,6 @@ def test_self_attention_is_a_normed_residual_of_the_states() -> None:
     plain.load_state_dict(model.state_dict(), strict=False)
     expected = plain.encoder(plain.source_embedding(SOURCE), LENGTHS).states
     for layer in layers:
-        memory, past = layer.attention.remember(expected, VALID), layer.attention.start(VALID)
-        attended = layer.attention.sequence(expected, memory, past)
+        attended = layer.attention.sequence(expected, layer.attention.remember(expected, VALID))
         expected = layer.norm(expected + attended.context) * VALID[:, :, None]
     torch.testing.assert_close(states, expected)

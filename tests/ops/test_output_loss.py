@@ -1,4 +1,5 @@
-"""The chunked loss of the output layer: value and gradient equal those of torch's operations on all logits."""
+"""The chunked loss of the output layer, of mixtures and of copies: value and gradient equal those of plain operations
+on all logits, in float64."""
 
 import weakref
 from functools import partial
@@ -8,14 +9,29 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nmt.ops.output_loss import SIZES, ChunkSizes, Criterion, OutputLoss, output_loss
+from nmt.ops import output_loss as module
+from nmt.ops.output_loss import (
+    SIZES,
+    ChunkSizes,
+    Criterion,
+    OutputLoss,
+    SeveralReadouts,
+    mean_over_mixture,
+    mixture_log_probs,
+    of_mixture,
+    output_loss,
+    target_log_probs,
+    with_copies,
+)
 from nmt.training.losses import distillation, likelihood, r_drop
 
 N, R, V, PAD = 23, 7, 11, 2
+EXACT = {"rtol": 1e-10, "atol": 1e-10}
+LIKELIHOOD, R_DROP = partial(likelihood, smoothing=0.1), partial(r_drop, alpha=5.0, smoothing=0.1)
 CHUNKS = [(1, 1), (10 * V, 4 * V), (10**6, 6 * V), (10**6, 10**6)]  # most logits at a time, most logits per criterion
 OF_ONE_OR_TWO = pytest.mark.parametrize(
     ("criterion", "copies"),
-    [(partial(likelihood, smoothing=0.1), 1), (partial(r_drop, alpha=5.0, smoothing=0.1), 2)],
+    [(LIKELIHOOD, 1), (R_DROP, 2)],
 )
 Tensors = list[Tensor]
 
@@ -109,7 +125,7 @@ def test_equals_torchs_functions(chunk: int, part: int, smoothing: float) -> Non
 def test_terms_are_by_position_and_zero_on_padding(chunk: int, part: int) -> None:
     sizes = ChunkSizes(chunk, part)
     operands, right = tensors(), targets()
-    terms = output_loss(*operands, right != PAD, partial(likelihood, smoothing=0.1), right, sizes=sizes).terms
+    terms = output_loss(*operands, right != PAD, LIKELIHOOD, right, sizes=sizes).terms
     expected = F.cross_entropy(F.linear(*operands)[0], right, reduction="none", ignore_index=PAD)
     torch.testing.assert_close(terms["loss"], expected.detach(), rtol=1e-12, atol=1e-12)
     assert not terms["smoothed_loss"][right == PAD].any()
@@ -160,3 +176,120 @@ def test_under_autocast_gradients_stay_near_those_in_float32(criterion: Criterio
     for got, want in zip(torch.autograd.grad(loss.total, operands), exact, strict=True):
         assert got.dtype == torch.float32
         assert (got - want).norm() < 0.02 * want.norm()
+
+
+# Mixtures of K readouts at M positions, one of them padding; copies of S source tokens at T positions of B sentences.
+K, M, B, T, S = 4, 7, 3, 4, 5
+COUNTED = torch.arange(M) != 5
+
+
+def drawn(*sizes: int) -> Tensor:
+    return torch.randn(*sizes, dtype=torch.float64)
+
+
+def shares_of(*sizes: int) -> Tensor:
+    """Draw mixture weights, some of which are 0."""
+    shares = drawn(*sizes).softmax(-1) * (torch.rand(sizes) > 0.3)
+    shares[..., 0] += 0.1
+    return shares / shares.sum(-1, keepdim=True)
+
+
+def mixture(copies: int = 1) -> tuple[Tensors, Tensor]:
+    """Draw readouts of C passes, an output layer and mixture weights; and the targets."""
+    operands = [drawn(copies, M, K, R), drawn(V, R), drawn(V), shares_of(copies, M, K)]
+    operands[3][:, ~COUNTED] = 0.0
+    return operands, torch.randint(V, (M,))
+
+
+def leaves(operands: Tensors) -> Tensors:
+    return [operand.clone().requires_grad_() for operand in operands]
+
+
+def plain_mixture(operands: Tensors, right: Tensor, criterion: Criterion, of_losses: bool) -> Tensor:
+    logits, mixing, right = F.linear(*operands[:3])[:, COUNTED], operands[3][:, COUNTED], right[COUNTED]
+    if of_losses:
+        return sum((mixing[0, :, k] * criterion(logits[:, :, k], right)[0]).sum() for k in range(K))
+    return criterion((mixing[..., None] * logits.softmax(-1)).sum(2).log(), right)[0].sum()
+
+
+@pytest.mark.parametrize("leaves_out", [True, False], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("chunk", [2**24, 3 * V * K, 1], ids=["whole", "chunks", "single"])
+@pytest.mark.parametrize(
+    ("criterion", "copies", "of_losses"),
+    [(LIKELIHOOD, 1, False), (LIKELIHOOD, 1, True), (R_DROP, 2, False)],
+    ids=["mean", "losses", "r_drop"],
+)
+def test_a_mixtures_loss_and_gradients_equal_the_formula(
+    criterion: Criterion, copies: int, of_losses: bool, chunk: int, leaves_out: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "leaves_out", lambda _: leaves_out)
+    operands, right = mixture(copies)
+    inputs, others = leaves(operands), leaves(operands)
+    mixed, sizes = mean_over_mixture if of_losses else of_mixture, ChunkSizes(chunk, max(1, chunk // 2))
+    given = *inputs[:3], COUNTED, mixed(criterion), right
+    total, terms = output_loss(*given, shares=inputs[3], layout=SeveralReadouts, sizes=sizes)
+    expected = plain_mixture(others, right, criterion, of_losses)
+    torch.testing.assert_close(total, expected, **EXACT)
+    assert not terms["loss"][~COUNTED].any()
+    found, wanted = torch.autograd.grad(3 * total, inputs), torch.autograd.grad(3 * expected, others)
+    present = inputs[3] > 0  # readouts with weight 0 are skipped and get no gradient
+    for one, other, keep in zip(found, wanted, (present[..., None], True, True, present), strict=True):
+        torch.testing.assert_close(one, other * keep, **EXACT)
+
+
+def test_the_term_is_the_negative_log_likelihood_of_the_mixture() -> None:
+    (readouts, weight, bias, mixing), right = mixture()
+    given = readouts, weight, bias, COUNTED, of_mixture(LIKELIHOOD), right
+    _, terms = output_loss(*given, shares=mixing, layout=SeveralReadouts)
+    log_probs = mixture_log_probs(readouts[0], weight, bias, mixing[0])
+    probs = (mixing[0, ..., None] * (readouts[0] @ weight.T + bias).softmax(-1)).sum(1)
+    torch.testing.assert_close(log_probs[COUNTED], probs[COUNTED].log(), **EXACT)
+    torch.testing.assert_close(terms["loss"][COUNTED], -log_probs[range(M), right][COUNTED], **EXACT)
+
+
+def test_many_chunks_under_autocast_do_not_round_the_sum_of_their_gradients() -> None:
+    rows, weight, bias = torch.randn(512, 2, 16), torch.randn(40, 16).requires_grad_(), torch.randn(40)
+    shares, chosen = torch.full((512, 2), 0.5), torch.randint(40, (512,))
+    (exact,) = torch.autograd.grad(target_log_probs(rows, weight, bias, shares, chosen).sum(), weight)
+    for chunk in (2**24, 2 * 40):  # one chunk, and one for each two readouts
+        with torch.autocast("cpu", torch.bfloat16):
+            log_probs = target_log_probs(rows, weight, bias, shares, chosen, ChunkSizes(chunk))
+        (gradient,) = torch.autograd.grad(log_probs.sum(), weight)
+        assert (gradient - exact).norm() < 0.01 * exact.norm()
+
+
+@pytest.mark.parametrize("leaves_out", [True, False], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("chunk", [2**24, 2 * V])
+def test_target_log_probs_equal_the_formula_and_their_gradients_differences(
+    chunk: int, leaves_out: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "leaves_out", lambda _: leaves_out)
+    (readouts, weight, bias, mixing), right = mixture()
+    inputs, mixing, sizes = (readouts[0], weight, bias), mixing[0], ChunkSizes(chunk)
+    log_probs = F.linear(*inputs).log_softmax(-1)
+    expected = log_probs.gather(-1, right[:, None, None].expand(-1, K, 1))[..., 0]
+    torch.testing.assert_close(target_log_probs(*inputs, mixing, right, sizes), expected * (mixing > 0), **EXACT)
+    assert target_log_probs(inputs[0][:0], weight, bias, mixing[:0], right[:0]).shape == (0, K)
+    assert torch.autograd.gradcheck(lambda *each: target_log_probs(*each, mixing, right, sizes), leaves(inputs))
+
+
+@pytest.mark.parametrize("chunk", [2**24, 3 * V, 1], ids=["whole", "chunks", "single"])
+@OF_ONE_OR_TWO
+def test_the_loss_and_gradients_with_copies_equal_the_formula(criterion: Criterion, copies: int, chunk: int) -> None:
+    operands = [drawn(copies, B * T, R), drawn(V, R), drawn(V), shares_of(copies, B * T, 1 + S)]
+    source, right, counted = torch.randint(4, (B, S)), torch.randint(V, (B * T,)), torch.rand(B * T) > 0.2
+    inputs, others, sentences = leaves(operands), leaves(operands), torch.arange(B).repeat_interleave(T)
+    given = *inputs[:3], counted, with_copies(criterion, source), sentences, right
+    sizes = ChunkSizes(chunk, max(1, chunk // 2))
+    total, terms = output_loss(*given, shares=inputs[3], sizes=sizes)
+    readouts, weight, bias, shares = others
+    probs = (readouts @ weight.T + bias).softmax(-1) * shares[..., :1]
+    one_hot = torch.eye(V, dtype=torch.float64)[source[sentences]]  # (B T, S, V): the source token of each position
+    probs = probs + torch.einsum("cns,nsv->cnv", shares[..., 1:], one_hot)
+    loss, named = criterion(probs.log(), right)
+    expected = loss[counted].sum()
+    torch.testing.assert_close(total, expected, **EXACT)
+    torch.testing.assert_close(terms["loss"], named["loss"] * counted, **EXACT)
+    found, wanted = torch.autograd.grad(3 * total, inputs), torch.autograd.grad(3 * expected, others)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, **EXACT)

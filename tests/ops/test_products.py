@@ -1,4 +1,5 @@
-"""Products whose gradients are computed after the loop equal autograd's; products by oneDNN equal torch's; gates."""
+"""Products whose gradients are computed after the loop equal autograd's; products by oneDNN, with packed weights and in
+8-bit integers equal torch's; gates."""
 
 import itertools
 from collections.abc import Callable
@@ -8,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from nmt.config.errors import UserError
 from nmt.model.recurrent import gru_gates, lstm_gates
 from nmt.ops import products as module
-from nmt.ops.products import Linear, defer, deferring, linear, matmul, product, rows
+from nmt.ops.products import Linear, defer, deferring, gather_rows, linear, matmul, pack, pack_int8, product
 
 STEPS = 4
 
@@ -163,7 +165,7 @@ def read_twice(tensor: Tensor, shared: bool) -> list[Tensor]:
     if not shared:
         return [tensor.flatten(0, 1)[index] for index in indices]
     (deferred,) = defer(tensor)
-    return [rows(deferred, index) for index in indices]
+    return [gather_rows(deferred, index) for index in indices]
 
 
 @pytest.mark.parametrize("used", [[0, 1], [0], [1]])
@@ -180,3 +182,57 @@ def test_reading_is_indexing(used: list[int]) -> None:
         torch.testing.assert_close(gradient, gradients[0], rtol=0, atol=1e-12)
     for found, expected in zip(read_twice(tensor, True), read_twice(tensor, False), strict=True):
         assert torch.equal(found, expected)
+
+
+I, O = 96, 200  # noqa: E741
+int8 = pytest.mark.skipif(not module.cpu_capabilities().get("avx2"), reason="no 8-bit products on this CPU")
+
+
+def operands(rows: tuple[int, ...], dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    made = torch.Generator().manual_seed(1)
+    shapes = ((*rows, I), (O, I), (O,))
+    inputs, weight, bias = (torch.randn(shape, generator=made).to(dtype) for shape in shapes)
+    return inputs.tanh(), weight, bias
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [(1,), (5,), (3, 40)])
+def test_is_the_product(rows: tuple[int, ...], dtype: torch.dtype) -> None:
+    inputs, weight, bias = operands(rows, dtype)
+    for offset in (bias, None):
+        expected = torch.nn.functional.linear(inputs, weight, offset)
+        result = linear(inputs, pack(weight), offset)
+        assert result.dtype == dtype
+        torch.testing.assert_close(result, expected, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-5)
+
+
+@int8
+@pytest.mark.parametrize("bounded", [False, True])
+def test_integers_are_nearly_the_product(bounded: bool) -> None:
+    inputs, weight, bias = operands((3, 40))
+    inputs = inputs if bounded else inputs * torch.logspace(-3, 3, 40)[:, None]  # rows of very different scale
+    for offset in (bias, None):
+        expected = torch.nn.functional.linear(inputs, weight, offset)
+        result = linear(inputs, pack_int8(weight, bounded), offset)
+        assert result.shape == expected.shape
+        error = (result - expected).norm(dim=-1) / expected.norm(dim=-1)
+        assert float(error.max()) < 0.02
+    zeros = linear(torch.zeros(2, I), pack_int8(weight, bounded), bias)
+    torch.testing.assert_close(zeros, bias.expand(2, -1))
+
+
+@int8
+@pytest.mark.parametrize("bounded", [False, True])
+def test_a_row_of_integers_does_not_depend_on_the_others(bounded: bool) -> None:
+    inputs, weight, bias = operands((64,))
+    weight = pack_int8(weight, bounded)
+    together = linear(inputs, weight, bias)
+    for row in (0, 7, 63):
+        alone = linear(inputs[row : row + 1], weight, bias)[0]
+        torch.testing.assert_close(alone, together[row], rtol=1e-5, atol=1e-5)  # far below the integers' step of 1e-2
+
+
+def test_a_processor_without_such_products_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "cpu_capabilities", dict)
+    with pytest.raises(UserError, match="precision=int8 needs an x86 CPU"):
+        pack_int8(torch.ones(O, I))

@@ -11,8 +11,8 @@ from conftest import TINY, values_of
 from forks import Work, ended, forked, killed_after
 from kills import counting, curves, differing, killed_at, outcome
 
+from nmt.config.checks import validated
 from nmt.config.schema import TrainConfig
-from nmt.config.validation import validated
 
 pytestmark = [pytest.mark.slow, pytest.mark.system]  # tests/training has fast tests of interruptions within one process
 # A run with validations, checkpoints between them, a schedule that has a state, dropout and sampled segmentations.

@@ -9,8 +9,8 @@ import pytest
 from conftest import values_of
 
 from nmt.config import schema
+from nmt.config.checks import flatten, validated
 from nmt.config.errors import UserError
-from nmt.config.validation import flatten, validated
 from nmt.system.run import load_values
 
 WRONG: list[Any] = [

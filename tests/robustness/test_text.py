@@ -10,9 +10,9 @@ import datasets
 import pytest
 from conftest import values_of
 
+from nmt.config.checks import validated
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
-from nmt.config.validation import validated
 from nmt.data.prepare import prepare
 from nmt.data.prepared_corpus import PreparedCorpus
 

@@ -19,8 +19,8 @@ from hostile import ATTACKS, MARK, WEIGHT_ATTACKS, State
 from nmt import Translator
 from nmt.compare.report import write_comparison
 from nmt.config import schema
+from nmt.config.checks import validated
 from nmt.config.errors import UserError
-from nmt.config.validation import validated
 from nmt.data.prepare import prepare
 from nmt.data.tokenizer import Tokenizer
 from nmt.model.checkpoints import read_checkpoint

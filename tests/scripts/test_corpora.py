@@ -196,7 +196,7 @@ def test_too_few_corpora_have_a_table_without_tests(corpora: ModuleType, tmp_pat
     make_study(tmp_path / "study")
     assert corpora.pack(tmp_path / "study", tmp_path / "kept") == 0
     (tmp_path / "kept" / "cc.npz").unlink()
-    assert corpora.compare(tmp_path / "kept", "test", "none") == 0
+    assert corpora.table(tmp_path / "kept", "test", "none") == 0
     assert {path.name for path in (tmp_path / "kept" / "comparison").iterdir()} == {
         "comparison.json",
         "wer.md",

@@ -15,8 +15,8 @@ from conftest import script
 from torch import Tensor, nn
 from trained import blind, copying  # noqa: F401
 
+from nmt.config.checks import config_dir
 from nmt.config.schema import TrainConfig
-from nmt.config.validation import config_dir
 from nmt.explain import explanation
 from nmt.model.output import NEVER, OutputLayer, Readouts
 from nmt.system.run import RunDirectory, read_json
@@ -108,28 +108,16 @@ def test_aer_by_each_view_is_that_of_its_links(module: ModuleType, translator: T
     assert module.faithfulness(made, [PAIR[0]], [PAIR[1]], None, 5)["aer_saliency"] is None
 
 
-def test_neither_batches_nor_other_sentences_change_a_figure(
-    module: ModuleType, translator: Translator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    translator.model.double()
-    together = module.measure_pair(translator, *PAIR, 1)
-    monkeypatch.setattr(module, "TOKENS", 40)
-    monkeypatch.setattr(explanation, "COPIES", 3)
-    module.measure_pair(translator, PAIR[0], "le chien dort .", 1)
-    apart = module.measure_pair(translator, *PAIR, 7)
-    assert apart.links == together.links
-    for order, curves in together.curves.items():
-        np.testing.assert_allclose(apart.curves[order], curves, rtol=1e-6)
-        assert (curves[:, 0] == 1).all()
-
-
 def test_curves_are_those_of_each_mask_by_itself(
     module: ModuleType, translator: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Masks the first source tokens one after the other, which then are not copied either. Decodes once per mask,
-    without batches.
+    """Masks the first source tokens one after the other, which then are not copied either. Decodes once per mask, while
+    the script decodes in batches of few tokens, after another pair.
     """
     translator.model.double()
+    monkeypatch.setattr(module, "TOKENS", 40)
+    monkeypatch.setattr(explanation, "COPIES", 3)
+    module.measure_pair(translator, PAIR[0], "le chien dort .", 1)
     first = lambda weights, random: np.tile(np.arange(module.MASKS), (len(weights), 1))  # noqa: E731
     monkeypatch.setattr(module, "masking_order", first)
     found = module.measure_pair(translator, *PAIR, 1)

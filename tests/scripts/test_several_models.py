@@ -9,8 +9,8 @@ import yaml
 from conftest import TINY, script, values_of
 from forks import call_text
 
+from nmt.config.checks import validated
 from nmt.config.schema import TrainConfig
-from nmt.config.validation import validated
 from nmt.data.corpus import DemoPairs
 
 SCRIPTS = Path(script("runs").__file__).parent

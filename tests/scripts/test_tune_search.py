@@ -9,8 +9,8 @@ from conftest import TINY, values_of
 from forks import call_text
 from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
+from nmt.config.checks import validated
 from nmt.config.schema.commands import Evaluation, TrainConfig
-from nmt.config.validation import validated
 from nmt.evaluate.evaluation import evaluate, score_settings
 from nmt.system.run import RunDirectory
 from nmt.training.job import train

@@ -15,11 +15,10 @@ from fastapi.testclient import TestClient
 from forks import ended, forked
 
 from nmt.cli.entry import serve
+from nmt.config.checks import validated
 from nmt.config.schema import TrainConfig
-from nmt.config.validation import validated
-from nmt.serve.app import application
 from nmt.serve.models import Runs, load_models
-from nmt.serve.server import Rules
+from nmt.serve.server import Rules, application
 from nmt.serve.service import QueueSettings, Service
 from nmt.training.job import train
 
@@ -70,7 +69,7 @@ class Process:
 
         self.output, self._status = output, None
         self._number = forked(work, output)
-        first = self._wait_for_line()
+        first = self._first_line()
         assert " at http://" in first, first
         self.address = first.split(" at ")[1].split("/;")[0].split("/#")[0]
 
@@ -90,14 +89,12 @@ class Process:
         """Return the lines that it printed after the first one."""
         return self.output.read_text().split("\n")[1:-1]
 
-    def _wait_for_line(self) -> str:
+    def _first_line(self) -> str:
         deadline = time.monotonic() + 120
-        while time.monotonic() < deadline:
-            text = self.output.read_text() if self.output.exists() else ""
-            if "\n" in text:
-                return text.split("\n")[0]
+        while not (self.output.exists() and "\n" in self.output.read_text()):
+            assert time.monotonic() < deadline, "nmt-serve does not start"
             time.sleep(0.02)
-        raise AssertionError("nmt-serve does not start")
+        return self.output.read_text().split("\n")[0]
 
 
 @contextmanager

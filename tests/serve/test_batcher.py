@@ -47,13 +47,21 @@ def gate() -> Iterator[Gate]:
 
 
 @contextmanager
-def busy(gate: Gate, settings: QueueSettings = ONE, most_tokens: int = 100) -> Iterator[tuple[Batcher, Future[str]]]:
-    """Make a batcher whose first thread works on the job "busy" until the gate opens, and close it at the end."""
-    batcher = Batcher(settings)
-    (first,) = batcher.submit(gate, ["busy"], [1], "key", most_tokens)
-    assert gate.started.wait(20)
-    yield batcher, first
-    batcher.close()
+def started(**changes: float) -> Iterator[Batcher]:
+    batcher = Batcher(replace(ONE, **changes))  # type: ignore[arg-type]
+    try:
+        yield batcher
+    finally:
+        batcher.close()
+
+
+@contextmanager
+def busy(gate: Gate, most_tokens: int = 100, **changes: float) -> Iterator[tuple[Batcher, Future[str]]]:
+    """Start a batcher whose first thread works on the job "busy" until the gate opens."""
+    with started(**changes) as batcher:
+        (first,) = batcher.submit(gate, ["busy"], [1], "key", most_tokens)
+        assert gate.started.wait(20)
+        yield batcher, first
 
 
 def test_similar_lengths_share_a_batch_and_the_oldest_goes_first(gate: Gate) -> None:
@@ -80,45 +88,38 @@ def test_no_job_starves_however_many_fit_better_elsewhere(gate: Gate) -> None:
 
 def test_other_keys_and_jobs_without_one_have_batches_of_their_own(gate: Gate) -> None:
     with busy(gate) as (batcher, _):
-        futures = [
-            future
-            for item, key in (("a", "x"), ("b", "y"), ("c", None), ("d", None), ("e", "x"))
-            for future in batcher.submit(gate, [item], [1], key, 100)
-        ]
+        futures = []
+        for item, key in (("a", "x"), ("b", "y"), ("c", None), ("d", None), ("e", "x")):
+            futures += batcher.submit(gate, [item], [1], key, 100)
         gate.open.set()
         assert [future.result(20) for future in futures] == [f"done {item}" for item in "abcde"]
         assert gate.batches[1:] == [["a", "e"], ["b"], ["c"], ["d"]]
 
 
-def test_sentences_that_arrive_together_share_a_batch_though_a_thread_is_free() -> None:
-    gate = Gate()
+def test_sentences_that_arrive_together_share_a_batch_though_a_thread_is_free(gate: Gate) -> None:
     gate.open.set()
-    batcher = Batcher(replace(ONE, wait=0.2))
-    futures = [future for item in range(5) for future in batcher.submit(gate, [item], [3], "key", 100)]
-    assert [future.result(20) for future in futures] == [f"done {item}" for item in range(5)]
-    assert gate.batches == [[0, 1, 2, 3, 4]]
-    batcher.close()
+    with started(wait=0.2) as batcher:
+        futures = [future for item in range(5) for future in batcher.submit(gate, [item], [3], "key", 100)]
+        assert [future.result(20) for future in futures] == [f"done {item}" for item in range(5)]
+        assert gate.batches == [[0, 1, 2, 3, 4]]
 
 
 def test_a_free_thread_leaves_a_busy_one_its_share(gate: Gate) -> None:
     """A free thread takes only its share of the waiting sentences. Otherwise one thread would get nearly all sentences
     of clients that wait for answers, the other one only a few at a time."""
-    batcher = Batcher(replace(ONE, workers=2, wait=0.2))
-    futures = batcher.submit(gate, ["first"], [4], "key", 100)
-    assert gate.started.wait(20)
-    futures += batcher.submit(gate, [5, 1, 6, 2, 7], [5, 1, 6, 2, 7], "key", 100)
-    deadline = time.monotonic() + 20
-    while len(gate.batches) < 2 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert gate.batches == [["first"], [5, 6, 7]]
-    assert len(batcher) == 2
-    gate.open.set()
-    assert [future.result(20) for future in futures] == [f"done {n}" for n in ["first", 5, 1, 6, 2, 7]]
-    batcher.close()
+    lengths = [5, 1, 6, 2, 7]
+    with busy(gate, workers=2, wait=0.2) as (batcher, _):
+        futures = batcher.submit(gate, lengths, lengths, "key", 100)
+        deadline = time.monotonic() + 20
+        while len(gate.batches) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert (gate.batches, len(batcher)) == ([["busy"], [5, 6, 7]], 2)
+        gate.open.set()
+        assert [future.result(20) for future in futures] == [f"done {n}" for n in lengths]
 
 
 def test_a_full_queue_takes_all_of_a_request_or_nothing(gate: Gate) -> None:
-    with busy(gate, replace(ONE, sentences=3)) as (batcher, _):
+    with busy(gate, sentences=3) as (batcher, _):
         batcher.submit(gate, ["a", "b"], [1, 1], "key", 100)
         with pytest.raises(HTTPException) as full:
             batcher.submit(gate, ["c", "d"], [1, 1], "key", 100)
@@ -130,7 +131,7 @@ def test_a_full_queue_takes_all_of_a_request_or_nothing(gate: Gate) -> None:
 
 
 def test_cancelled_jobs_free_their_places(gate: Gate) -> None:
-    with busy(gate, replace(ONE, sentences=2)) as (batcher, _):
+    with busy(gate, sentences=2) as (batcher, _):
         left, stayed = batcher.submit(gate, ["left", "stayed"], [1, 1], "key", 100)
         assert left.cancel()
         assert len(batcher) == 1
@@ -148,34 +149,31 @@ def test_only_the_job_at_fault_fails() -> None:
             raise UserError("bad is refused")
         return list(items)
 
-    batcher = Batcher(replace(ONE, wait=0.1))
-    good, bad, other = batcher.submit(work, ["good", "bad", "other"], [1, 1, 1], "key", 100)
-    assert (good.result(20), other.result(20)) == ("good", "other")
-    with pytest.raises(UserError, match="bad is refused"):
-        bad.result(20)
-    batcher.close()
+    with started(wait=0.1) as batcher:
+        good, bad, other = batcher.submit(work, ["good", "bad", "other"], [1, 1, 1], "key", 100)
+        assert (good.result(20), other.result(20)) == ("good", "other")
+        with pytest.raises(UserError, match="bad is refused"):
+            bad.result(20)
 
 
 def test_a_bug_reaches_every_request_and_the_thread_goes_on() -> None:
     def work(items: Sequence[str]) -> list[str]:
         raise KeyError(items[0])
 
-    batcher = Batcher(ONE)
-    for future in batcher.submit(work, ["a", "b"], [1, 1], "key", 100):
-        with pytest.raises(KeyError):
-            future.result(20)
-    (fine,) = batcher.submit(lambda items: items, ["c"], [1], "key", 100)
-    assert fine.result(20) == "c"
-    batcher.close()
+    with started() as batcher:
+        for future in batcher.submit(work, ["a", "b"], [1, 1], "key", 100):
+            with pytest.raises(KeyError):
+                future.result(20)
+        (fine,) = batcher.submit(lambda items: items, ["c"], [1], "key", 100)
+        assert fine.result(20) == "c"
 
 
 def test_closing_finishes_what_waits_and_refuses_more(gate: Gate) -> None:
-    batcher = Batcher(replace(ONE, wait=60.0))
-    (waiting,) = batcher.submit(gate, ["a"], [1], "key", 100)
     gate.open.set()
-    started = time.monotonic()
-    batcher.close()
+    with started(wait=60.0) as batcher:
+        (waiting,) = batcher.submit(gate, ["a"], [1], "key", 100)
+        began = time.monotonic()
     assert waiting.result(0) == "done a"
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - began < 20
     with pytest.raises(HTTPException):
         batcher.submit(gate, ["b"], [1], "key", 100)

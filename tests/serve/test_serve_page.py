@@ -3,14 +3,14 @@
 import json
 import time
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 import numpy as np
 import pytest
-from browser import headless_chromium
+from browser import headless_chromium, set_screen
+from rapidfuzz.distance import LCSseq
 from selenium import webdriver
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
@@ -47,10 +47,7 @@ class Page:
         if self.chrome.current_url.startswith(self.address):
             self.js("sessionStorage.clear(); localStorage.clear()")
         self.chrome.get("about:blank")
-        screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
-        self.chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
-        features = [{"name": "prefers-color-scheme", "value": theme}]
-        self.chrome.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        set_screen(self.chrome, width, height, theme)
         for log in ("browser", "performance"):
             self.chrome.get_log(log)
         self.visit(**state)
@@ -92,15 +89,24 @@ class Page:
     def best(self) -> str:
         return (self.texts(".translation .text") or [""])[0]
 
-    def cell(self, row: int, column: int) -> WebElement:
-        """Find a cell of the heatmap; row and column count from 0."""
-        return self.one(f"[role=gridcell][aria-rowindex='{row + 1}'][aria-colindex='{column + 1}']")
+    def cell(self, row: int, column: int) -> str:
+        """Return the selector of a cell of the heatmap; row and column count from 0."""
+        return f"[role=gridcell][aria-rowindex='{row + 1}'][aria-colindex='{column + 1}']"
 
     def weight(self, row: int, column: int) -> float:
         """Return the weight of a cell; NaN while the page redraws the table."""
-        cell = f"[role=gridcell][aria-rowindex='{row + 1}'][aria-colindex='{column + 1}']"
-        label = str(self.js("return document.querySelector(arguments[0])?.ariaLabel ?? ''", cell))
+        label = str(self.js("return document.querySelector(arguments[0])?.ariaLabel ?? ''", self.cell(row, column)))
         return float(label.rpartition(" ")[2] or "nan")
+
+    def press_at(self, row: int, column: int, *keys: str) -> None:
+        """Press keys at a cell of the heatmap."""
+        self.js("document.querySelector(arguments[0]).focus()", self.cell(row, column))
+        self.press(*keys)
+
+    def fill(self, text: str) -> None:
+        """Replace the source as a user's typing would."""
+        field = "const field = document.getElementById('source'); field.value = arguments[0];"
+        self.js(f"{field} field.dispatchEvent(new InputEvent('input'))", text)
 
     def press(self, *keys: str) -> None:
         ActionChains(self.chrome, duration=0).send_keys(*keys).perform()
@@ -152,11 +158,10 @@ def test_it_shows_the_translation_and_its_attention(page: Page, translator: Tran
         expected = own.alignment[row, column]
         page.wait(lambda: np.isclose(page.weight(row, column), expected, atol=0.001))  # noqa: B023
     assert "BLEU" in page.text("#about")
-    ActionChains(page.chrome, duration=0).move_to_element(page.cell(1, 1)).perform()
+    ActionChains(page.chrome, duration=0).move_to_element(page.one(page.cell(1, 1))).perform()
     assert page.text("#readout").startswith("▁petit ← ▁small ")
     assert (page.texts(".labels.rows .lit"), page.texts(".labels.columns .lit")) == (["▁petit"], ["▁small"])
-    page.js("arguments[0].focus()", page.cell(0, 0))
-    page.press(Keys.ARROW_DOWN, Keys.ARROW_RIGHT)
+    page.press_at(0, 0, Keys.ARROW_DOWN, Keys.ARROW_RIGHT)
     assert page.js("return document.activeElement.ariaLabel").startswith("▁petit from ▁small: ")
 
 
@@ -182,8 +187,7 @@ def test_it_translates_after_a_pause_and_not_each_key(page: Page, translator: Tr
 def test_a_steered_step_attends_there(page: Page, translator: Translator) -> None:
     (own,) = translator.translate([LINE])
     last = len(own.source_tokens) - 1
-    page.js("arguments[0].focus()", page.cell(1, last))
-    page.press(Keys.ENTER)
+    page.press_at(1, last, Keys.ENTER)
     page.wait(lambda: page.weight(1, last) == 1)
     (steered,) = translator.translate([LINE], prefix=own.tokens[:1], attend={1: last})
     page.wait(lambda: page.best() == steered.text)
@@ -194,8 +198,7 @@ def test_a_steered_step_attends_there(page: Page, translator: Translator) -> Non
 
 def test_the_focus_stays_when_a_steering_is_removed(page: Page) -> None:
     for step in (0, 1):
-        page.js("arguments[0].focus()", page.cell(step, 1))
-        page.press(Keys.ENTER)
+        page.press_at(step, 1, Keys.ENTER)
         page.wait(lambda step=step: page.weight(step, 1) == 1)
     focus = "return document.activeElement.ariaLabel ?? document.activeElement.id"
     page.js("arguments[0].focus()", page.find("#steerings li button")[1])
@@ -251,11 +254,10 @@ def test_the_tree_and_the_models_side_by_side(page: Page, local: Path, translato
 
 def test_an_error_stands_by_the_field_in_the_services_words(page: Page, translator: Translator) -> None:
     page.open(text=LINE)
-    field = "const field = document.getElementById('source'); field.value = arguments[0];"
-    page.js(f"{field} field.dispatchEvent(new InputEvent('input'))", "word " * 600)
+    page.fill("word " * 600)
     page.wait(lambda: page.text("#error").startswith("text 1: has "))
     assert page.best() == translator.translate([LINE])[0].text  # the last translation stays
-    page.js(f"{field} field.dispatchEvent(new InputEvent('input'))", LINE)
+    page.fill(LINE)
     page.wait(lambda: page.text("#error") == "")
 
 
@@ -399,18 +401,9 @@ def test_letters_and_whole_symbols_have_no_marks(
     page: Page, pieces: list[str], others: list[str], shown: list[str]
 ) -> None:
     assert page.called("words.js", "m.pieceTexts(...v)", pieces, others) == shown
-
-
-def longest(a: str, b: str) -> int:
-    """Compute the length of the longest common subsequence by its definition."""
-
-    @cache
-    def rest(i: int, j: int) -> int:
-        if i == len(a) or j == len(b):
-            return 0
-        return 1 + rest(i + 1, j + 1) if a[i] == b[j] else max(rest(i + 1, j), rest(i, j + 1))
-
-    return rest(0, 0)
+    steps = [[{"parent": step and 0, "token": piece, "log_prob": -1}] for step, piece in enumerate(pieces)]
+    steps[0][0]["parent"] = None
+    assert page.called("tree.js", "m.nodesOf(...v).flat().map((node) => node.text)", steps, others) == shown
 
 
 def test_what_is_not_marked_is_the_longest_common_subsequence(page: Page) -> None:
@@ -420,4 +413,4 @@ def test_what_is_not_marked_is_the_longest_common_subsequence(page: Page) -> Non
     for (a, b), (of_a, of_b) in zip(pairs, marks, strict=True):
         common = [[letter for letter, mark in zip(*side, strict=True) if not mark] for side in ((a, of_a), (b, of_b))]
         assert common[0] == common[1]
-        assert len(common[0]) == longest(a, b)
+        assert len(common[0]) == LCSseq.similarity(a, b)

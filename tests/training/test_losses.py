@@ -257,7 +257,7 @@ def test_guided_alignment_has_the_exact_gradient_however_small_the_weight(gap: f
     normalizer, keep = SoftmaxNormalizer(), torch.ones(1, 1, 3, dtype=torch.bool)
     normalizer.with_log_weights = True
     energies = torch.tensor([[[gap + 1, 0.0, gap]]], requires_grad=True)
-    log_weights = normalizer(energies, keep, Past.start(keep[:, 0])).log_weights
+    log_weights = normalizer(energies, keep, Past.initial(keep[:, 0])).log_weights
     loss = guided_alignment_loss(log_weights, torch.tensor([[[0.0, 1.0, 0.0]]]))
     (gradient,) = torch.autograd.grad(loss, energies)
     expected = energies[0, 0].detach().double().softmax(-1) - torch.tensor([0.0, 1.0, 0.0]).double()

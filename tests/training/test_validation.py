@@ -18,7 +18,7 @@ from nmt.evaluate.metrics import METRICS, WITHOUT_TEXT
 from nmt.model.seq2seq import Seq2Seq
 from nmt.training.job import train
 from nmt.training.stopping import EarlyStopping
-from nmt.translate.prepared_model import SearchModel
+from nmt.translate.search_model import SearchModel
 
 HIGHER_IS_BETTER = {"bleu": True, "chrf": True, "ter": False, "wer": False, "loss": False, "aer": False}
 

@@ -1,7 +1,7 @@
 """A toy model whose hypotheses can be enumerated; its output depends on the sentence and on the whole prefix."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,12 +22,7 @@ PAD, BOS, EOS = 0, 1, 2
 SYMBOLS = Symbols(BOS, EOS, (PAD, BOS))
 CPU = torch.device("cpu")
 NO_PENALTY = Scorer("none", 0.0)
-PENALTIES = [
-    NO_PENALTY,
-    Scorer("average", 1.0),
-    Scorer("average", 0.6),
-    Scorer("gnmt", 0.9),
-]
+PENALTIES = [NO_PENALTY, Scorer("average", 1.0), Scorer("average", 0.6), Scorer("gnmt", 0.9)]
 COMMON: dict[str, Any] = {"min_length": 1, "max_length": 9, "max_ratio": 2, "max_source_length": 9}
 COMMON |= {"batch_tokens": 9, "replace_unknown": False}
 BEAM = {"beam_size": 3, "length_penalty": "none", "alpha": 0.0, "stop": "beam", "coverage_penalty": 0.0}
@@ -162,19 +157,14 @@ def bits(nbests: list[list[Hypothesis]]) -> list[list[tuple[list[int], float, fl
 
 
 def plain_beam(
-    toy: Toy,
-    limits: Limits,
-    sentence: int,
-    beam_size: int,
-    score: Callable[[int, list[int], float], float],
-    stop: str = "beam",
+    toy: Toy, limits: Limits, sentence: int, beam_size: int, scorer: Scorer, stop: str
 ) -> list[tuple[list[int], float]]:
     """Run beam search with plain lists: sort all candidates, and stop early only with stop="beam", when K have finished
-    and none that is live scores higher so far.
+    and none that is live scores higher so far. Returns all finished hypotheses, best first."""
 
-    score: computes the score of a finished hypothesis from its sentence, tokens and log-probability. Returns all
-    finished hypotheses, best first.
-    """
+    def score(tokens: list[int], log_prob: float) -> float:
+        return log_prob / scorer.penalty(len(tokens))
+
     live: list[tuple[list[int], float]] = [([], 0.0)]
     finished: list[tuple[list[int], float]] = []
     while live:
@@ -185,15 +175,9 @@ def plain_beam(
                 candidates.append(([*prefix, token], log_prob + following[token]))
         candidates.sort(key=lambda candidate: -candidate[1])
         ended = [c for c in candidates[:beam_size] if c[0][-1] == EOS]
-        finished += [(tokens, score(sentence, tokens, log_prob)) for tokens, log_prob in ended]
+        finished += [(tokens, score(tokens, log_prob)) for tokens, log_prob in ended]
         live = [c for c in candidates if c[0][-1] != EOS][:beam_size]
-        if stop == "beam" and live and len(finished) >= beam_size:
-            so_far = score(sentence, *live[0])
-            if so_far <= max(value for _, value in finished):
-                break
+        best = max((value for _, value in finished), default=-math.inf)
+        if stop == "beam" and live and len(finished) >= beam_size and score(*live[0]) <= best:
+            break
     return sorted(finished, key=lambda hypothesis: -hypothesis[1])
-
-
-def over(scorer: Scorer) -> Callable[[int, list[int], float], float]:
-    """Make the `score` of `plain_beam` from a length penalty."""
-    return lambda _, tokens, log_prob: log_prob / scorer.penalty(len(tokens))

@@ -9,28 +9,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from search_toy import (
-    BOS,
-    EOS,
-    NO_PENALTY,
-    PAD,
-    PENALTIES,
-    Prefixes,
-    Toy,
-    batch_of,
-    bits,
-    enumerate_all,
-    over,
-    plain_beam,
-)
+from search_toy import BOS, EOS, NO_PENALTY, PAD, PENALTIES, Prefixes, Toy, batch_of, bits, enumerate_all, plain_beam
 from search_toy import search as configured
 from torch import Tensor
 
 from nmt.model.seq2seq import StepOutput
 from nmt.translate.beam import CACHED_NUMBERS, _Finished, beam_search
-from nmt.translate.ranking import BLOCK, pack_top, unpack
 from nmt.translate.search import Hypothesis, Limits
-from nmt.translate.selection import Candidates, Coverage, Scorer, Selection
+from nmt.translate.selection import Candidates, Coverage, Scorer, Selection, pack_top
+from nmt.translate.steps import BLOCK
 
 AVERAGE = Scorer("average", 1.0)
 Stop = Literal["beam", "exact"]
@@ -90,7 +77,7 @@ def test_neither_batching_nor_early_stopping_changes_the_result(
     for seed in range(3):
         toy = Toy(seed, vocabulary=9, bias={EOS: 1.0})
         for sentence, hypotheses in enumerate(search(toy, limits, beam_size, n_best, penalty, stop=stop)):
-            expected = plain_beam(toy, limits, sentence, beam_size, over(penalty), stop)[:n_best]
+            expected = plain_beam(toy, limits, sentence, beam_size, penalty, stop)[:n_best]
             assert [h.tokens for h in hypotheses] == [tokens for tokens, _ in expected]
             assert [h.score for h in hypotheses] == pytest.approx([score for _, score in expected], abs=1e-5)
 
@@ -115,17 +102,21 @@ def ends_late(word: float) -> Fixed:
 
 
 @pytest.mark.parametrize("stop", STOPS)
-def test_k_improbable_endings_do_not_stop_the_search(stop: Stop) -> None:
-    """Two improbable hypotheses (0.1 and 0.9 * 0.1) end before the most probable one (0.9 * 0.9 * 1)."""
+def test_when_the_search_stops(stop: Stop) -> None:
+    # Two improbable hypotheses (0.1 and 0.9 * 0.1) end before the most probable one (0.9 * 0.9 * 1).
     ((hypothesis,),) = search(ends_late(0.9), Limits(0, [9]), 2, penalty=NO_PENALTY, stop=stop)
     assert hypothesis.tokens == [3, 4, EOS]
-
-
-@pytest.mark.parametrize(("stop", "best"), [("beam", [EOS]), ("exact", [3, 4, EOS])])
-def test_only_the_exact_rule_finds_what_overtakes_later(stop: Stop, best: list[int]) -> None:
-    """With length^3: log 0.9 ends first. log(0.1 * 0.9) / 8 is below it, but log(0.1 * 0.9) / 27 is above."""
+    # With length^3: log 0.9 ends first. log(0.1 * 0.9) / 8 is below it, but log(0.1 * 0.9) / 27 is above.
     ((hypothesis,),) = search(ends_late(0.1), Limits(0, [9]), 2, penalty=Scorer("average", 3.0), stop=stop)
-    assert hypothesis.tokens == best
+    assert hypothesis.tokens == ([EOS] if stop == "beam" else [3, 4, EOS])
+    # The vocabulary has a single word, so one hypothesis finishes per step. A search for five would take five steps.
+    toy = Toy(0, vocabulary=4, bias={EOS: 9.0})
+    search(toy, Limits(0, [12]), 5, penalty=NO_PENALTY, stop=stop)
+    assert len(toy.rows) <= 2
+    # A longer hypothesis can always have a better average, so only the number of finished hypotheses stops the search.
+    toy = Toy(0, bias={EOS: 3.0})
+    search(toy, Limits(0, [15]), 3, penalty=Scorer("average", 3.0), stop=stop)
+    assert (len(toy.rows) < 15) == (stop == "beam")
 
 
 def test_a_coverage_penalty_does_not_prolong_the_search() -> None:
@@ -140,18 +131,6 @@ def test_a_coverage_penalty_does_not_prolong_the_search() -> None:
     assert finished.can_improve(4, 0, -2.0, rival=-2.0)
 
 
-@pytest.mark.parametrize("stop", STOPS)
-def test_stops_as_soon_as_it_may(stop: Stop) -> None:
-    # The vocabulary has a single word, so one hypothesis finishes per step. A search for five would take five steps.
-    toy = Toy(0, vocabulary=4, bias={EOS: 9.0})
-    search(toy, Limits(0, [12]), 5, penalty=NO_PENALTY, stop=stop)
-    assert len(toy.rows) <= 2
-    # A longer hypothesis can always have a better average, so only the number of finished hypotheses stops the search.
-    toy = Toy(0, bias={EOS: 3.0})
-    search(toy, Limits(0, [15]), 3, penalty=Scorer("average", 3.0), stop=stop)
-    assert (len(toy.rows) < 15) == (stop == "beam")
-
-
 @pytest.mark.parametrize("coarse", [False, True])
 def test_batch_mates_their_order_and_chunks_change_nothing(coarse: bool) -> None:
     maxima = [7, 3, 10, 1, 6]
@@ -162,8 +141,8 @@ def test_batch_mates_their_order_and_chunks_change_nothing(coarse: bool) -> None
         for cached in (1, 200, CACHED_NUMBERS):
             shuffled = search(toy, limits, 4, 3, sentences=list(order), cached=cached)
             assert bits(shuffled) == bits([together[s] for s in order])
-    for s, maximum in enumerate(maxima):
-        assert bits(search(toy, Limits(1, [maximum]), 4, 3, sentences=[s])) == bits([together[s]])
+    for s, most in enumerate(maxima):
+        assert bits(search(toy, Limits(1, [most]), 4, 3, sentences=[s])) == bits([together[s]])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -200,9 +179,10 @@ def test_top_k_is_a_stable_sort_cut_off(granularity: float, in_blocks: bool, blo
         values = (values / granularity).round() * granularity  # may give 0 and -0
     values[:, seed % 7 :: 5] = -math.inf
     expected = values.sort(dim=1, descending=True, stable=True)
-    top, positions = unpack(pack_top(values, k, few=0 if in_blocks else len(values.flatten())))
-    assert (top == expected.values[:, :k].numpy()).all()
-    assert (positions == expected.indices[:, :k].numpy()).all()
+    packed = pack_top(values, k, few=0 if in_blocks else len(values.flatten())).numpy()
+    top = Candidates.of(packed, width=1, vocabulary=values.shape[1])
+    assert (top.log_probs == expected.values[:, :k].numpy()).all()
+    assert (top.tokens == expected.indices[:, :k].numpy()).all()
 
 
 @given(st.floats(0, 3), st.integers(1, 300))

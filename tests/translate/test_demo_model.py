@@ -22,14 +22,13 @@ def test_it_translates_and_aligns() -> None:
     assert "maison" in by_source["▁house"]
 
 
-def test_it_is_small_and_says_what_it_is() -> None:
+def test_it_is_small_and_says_what_it_is_and_a_run_of_that_name_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert DEMO.stat().st_size < 3_500_000
     run = RunDirectory.existing("demo")
     assert run.is_archive
     assert "demo" in (run.path / "README.md").read_text(encoding="utf-8")
-
-
-def test_a_run_of_that_name_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo" / "config.yaml").touch()
     monkeypatch.chdir(tmp_path)

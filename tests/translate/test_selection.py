@@ -3,7 +3,7 @@
 import itertools
 import math
 from dataclasses import dataclass
-from functools import cache
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -32,19 +32,12 @@ class Attending:
     def start(self, sentences: list[int]) -> Prefixes:
         return self.toy.start(sentences)
 
-    @staticmethod
-    @cache
-    def drawn(sentence: int, prefix: tuple[int, ...], length: int) -> list[float]:
-        code = 7 * sentence
-        for token in prefix:
-            code = 31 * code + token
-        drawn = np.random.default_rng(code).random(length)
-        sparse = np.where(drawn > 0.4, drawn**4, 0.0)
-        return (sparse / max(sparse.sum(), 1e-9)).tolist()
-
     def weights(self, sentence: int, prefix: list[int]) -> list[float]:
         """Return the weights of the step after the prefix."""
-        return self.drawn(sentence, tuple(prefix), self.lengths[sentence])
+        code = reduce(lambda code, token: 31 * code + token, prefix, 7 * sentence)
+        drawn = np.random.default_rng(code).random(self.lengths[sentence])
+        sparse = np.where(drawn > 0.4, drawn**4, 0.0)
+        return (sparse / max(sparse.sum(), 1e-9)).tolist()
 
     def step(self, tokens: Tensor, state: Prefixes) -> StepOutput[Prefixes]:
         output = self.toy.step(tokens, state)
@@ -86,11 +79,9 @@ def test_a_large_beam_finds_the_best_scores_of_all_hypotheses(penalty: Scorer, n
         model = Attending(Toy(seed), [3, 5, 2, 4])
         plain = search(model, limits, 1, 0.0, penalty, beam_size=100)
         for sentence, hypotheses in enumerate(search(model, limits, n_best, 0.3, penalty, beam_size=100)):
-            every = [
-                (log_prob / penalty.penalty(len(tokens)) + 0.3 * model.covered(sentence, tokens), tokens)
-                for tokens, log_prob in enumerate_all(model.toy, limits, sentence)
-            ]
-            expected = sorted(every, reverse=True)[:n_best]
+            every = enumerate_all(model.toy, limits, sentence)
+            scored = [(p / penalty.penalty(len(t)) + 0.3 * model.covered(sentence, t), t) for t, p in every]
+            expected = sorted(scored, reverse=True)[:n_best]
             assert [h.score for h in hypotheses] == pytest.approx([value for value, _ in expected], abs=1e-5)
             assert [h.tokens for h in hypotheses] == [tokens for _, tokens in expected]
             changed += plain[sentence][0].tokens != hypotheses[0].tokens
@@ -165,9 +156,6 @@ def test_each_step_keeps_a_beam_of_the_best_candidates(beam: int) -> None:
             assert (node.parent is None) == (step == 0)
             if node.parent is not None:
                 assert steps[step - 1][node.parent].fate == "kept"
-
-
-def test_a_prefix_is_the_only_branch_of_its_steps() -> None:
     _, steps = grown(3, 4, Limits(0, [8], [[5, 6]]))
-    assert [[node.token for node in nodes] for nodes in steps[:2]] == [[5], [6]]
+    assert [[node.token for node in nodes] for nodes in steps[:2]] == [[5], [6]]  # a prefix is the only branch
     assert len(steps[2]) > 1

@@ -13,8 +13,8 @@ from trained import run as trained_run  # noqa: F401
 from nmt import Translator
 from nmt.config.errors import UserError
 from nmt.system.run import RunDirectory, load_config
-from nmt.translate.ranking import BLOCK
 from nmt.translate.shortlist import Shortlist, load_or_make_shortlist, translation_counts
+from nmt.translate.steps import BLOCK
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_what_does_not_fit_is_refused(candidates: list[int], ends: list[int], si
 
 
 def model_1(pairs: list[tuple[list[int], list[int]]], iterations: int) -> dict[tuple[int, int], float]:
-    """Train IBM Model 1 word by word: (source token, target token) -> probability."""
+    """Train IBM Model 1 word by word: (source token, target token) -> expected count."""
     probs = dict.fromkeys(((s, t) for source, target in pairs for s in source for t in target), 1.0)
     counts: dict[tuple[int, int], float] = {}
     for _ in range(iterations):
@@ -75,39 +75,22 @@ def model_1(pairs: list[tuple[list[int], list[int]]], iterations: int) -> dict[t
 
 
 def test_expected_counts_are_those_of_model_1() -> None:
-    draw = np.random.default_rng(0)
-    pairs = [
-        (draw.integers(0, 7, n).tolist(), draw.integers(0, 9, m).tolist()) for n, m in [(3, 4), (1, 2), (5, 2), (4, 6)]
-    ]
+    draw, lengths = np.random.default_rng(0), [(3, 4), (1, 2), (5, 2), (4, 6)]
+    pairs = [(draw.integers(0, 7, n).tolist(), draw.integers(0, 9, m).tolist()) for n, m in lengths]
     keys, counts = translation_counts([np.array(s) for s, _ in pairs], [np.array(t) for _, t in pairs], (7, 9), 4)
-    expected = model_1(pairs, 4)
-    assert {(int(key) // 9, int(key) % 9) for key in keys} == set(expected)
-    for key, count in zip(keys.tolist(), counts, strict=True):
-        assert count == pytest.approx(expected[key // 9, key % 9])
+    assert dict(zip(zip(*divmod(keys, 9), strict=True), counts, strict=True)) == pytest.approx(model_1(pairs, 4))
 
 
-def test_is_made_once_and_kept_with_the_run(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = load_config(run.config)
+def test_is_made_once_and_knows_translations(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over 95 % of the tokens of the demo corpus's translations are in the shortlist of their sentence."""
+    config, path = load_config(run.config), run.path / "shortlist.safetensors"
     first = load_or_make_shortlist("auto", run, config)
-    path = run.path / "shortlist.safetensors"
-    assert path.is_file()
     monkeypatch.setattr("nmt.translate.shortlist.prepare", None)  # fails if the shortlist is made again
     for value in ("auto", str(path)):
-        again = load_or_make_shortlist(value, run, config)
-        assert {name: array.tolist() for name, array in again.arrays().items()} == {
-            name: array.tolist() for name, array in first.arrays().items()
-        }
-
-
-def test_knows_translations(run: RunDirectory) -> None:
-    """Over 95% of the tokens of the demo corpus's translations are in the shortlist of their sentence."""
-    translator = Translator.load(run.path, shortlist="auto")
-    shortlist, tokenizers = translator.shortlist, translator.tokenizers
-    assert shortlist is not None
-    sources, targets, _ = run.held_out("test")
+        np.testing.assert_equal(load_or_make_shortlist(value, run, config).arrays(), first.arrays())
+    tokenizers, (sources, targets, _) = Translator.load(run.path).tokenizers, run.held_out("test")
     pairs = zip(tokenizers.source.encode(sources), tokenizers.target.encode(targets), strict=True)
-    known = [token in shortlist.of(source) for source, target in pairs for token in target]
-    assert np.mean(known) > 0.95
+    assert np.mean([token in first.of(source) for source, target in pairs for token in target]) > 0.95
 
 
 @pytest.mark.parametrize(
@@ -147,16 +130,16 @@ def test_a_search_uses_no_other_tokens(run: RunDirectory) -> None:
 def test_damaged_and_foreign_files_are_one_line(run: RunDirectory, tmp_path: Path) -> None:
     config = load_config(run.config)
     whole = load_or_make_shortlist("auto", run, config)
-    damaged = tmp_path / "damaged.safetensors"
-    damaged.write_bytes((run.path / "shortlist.safetensors").read_bytes()[:-8])
-    with pytest.raises(UserError, match=r"shortlist=.*damaged.safetensors is not a shortlist of this vocabulary"):
-        load_or_make_shortlist(str(damaged), run, config)
-    with pytest.raises(UserError, match="cannot be read"):
-        load_or_make_shortlist(str(tmp_path / "none"), run, config)
-    other = tmp_path / "other.safetensors"
-    save_file({**whole.arrays(), "ends": whole.ends[:-1], "candidates": whole.candidates[: whole.ends[-2]]}, other)
-    with pytest.raises(UserError, match="belongs to another source vocabulary"):
-        load_or_make_shortlist(str(other), run, config)
+    (tmp_path / "damaged").write_bytes((run.path / "shortlist.safetensors").read_bytes()[:-8])
+    other = {**whole.arrays(), "ends": whole.ends[:-1], "candidates": whole.candidates[: whole.ends[-2]]}
+    save_file(other, tmp_path / "other")
+    for name, message in (
+        ("damaged", "shortlist=.*damaged is not a shortlist of this vocabulary"),
+        ("none", "cannot be read"),
+        ("other", "belongs to another source vocabulary"),
+    ):
+        with pytest.raises(UserError, match=message):
+            load_or_make_shortlist(str(tmp_path / name), run, config)
 
 
 def test_an_evaluation_with_it_stands_beside_the_run_s_own(run: RunDirectory, tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from conftest import TINY, values_of
 
 from nmt import Translator
 from nmt.cli import translate as command
+from nmt.config.checks import validated
 from nmt.config.schema import TrainConfig, TranslateConfig
-from nmt.config.validation import validated
 from nmt.training.job import train
 
 pytestmark = pytest.mark.system
@@ -100,17 +100,7 @@ def test_random_bytes_give_numbered_blocks(translate: Translate, tmp_path: Path,
     assert translate(data, *options) == found
 
 
-@pytest.mark.slow
-def test_random_references_are_scored_line_by_line(translate: Translate, tmp_path: Path) -> None:
-    data, references, links = random_lines(5, 100, 300), tmp_path / "references", tmp_path / "links"
-    count = lines_in(data)
-    references.write_bytes(b"".join(line + b"\n" for line in random_lines(6, 300, 300).split(b"\n")[:count]))
-    found = translate(data, f"references={references}", f"alignments={links}", "buffer_lines=33")
-    assert len(found) == count == links.read_bytes().count(b"\n")
-    assert all(float(line) <= 0 for line in found)
-
-
-def test_next_to_nothing(translate: Translate) -> None:
+def test_next_to_nothing_gives_a_line_for_each_line(translate: Translate) -> None:
     for data in (b"\n" * 300, b"\r\n" * 50, b"\0", b"\r", b"a", b"", b" \n\n\x0c", b"\xef\xbb\xbf", b"\x80"):
         assert len(translate(data)) == lines_in(data)
 

@@ -16,7 +16,6 @@ from trained import LINES, run  # noqa: F401
 
 from nmt import Translator
 from nmt.config.errors import UserError
-from nmt.config.schema import training as schema
 from nmt.translate import translator as module
 
 SAMPLING = {"kind": "sampling", "temperature": 1.0, "top_k": 0, "top_p": 1.0}
@@ -29,9 +28,11 @@ def translator(run: Path) -> Translator:  # noqa: F811
 
 def test_a_translation_for_each_line(translator: Translator) -> None:
     found = translator.translate(LINES)
-    assert len(found) == len(LINES)
-    assert found[1].text == ""
-    assert found[1].alignment is None
+    assert (len(found), found[1].text, found[1].alignment) == (len(LINES), "", None)
+    for line, each in zip(LINES, found, strict=True):
+        alone = translator.translate([line])[0]
+        assert alone.text == each.text
+        assert alone.log_prob == pytest.approx(each.log_prob, abs=1e-4)
     for each in (found[0], *found[2:]):
         assert each.source_tokens[-1] == each.tokens[-1] == "</s>"
         assert each.alignment is not None
@@ -56,14 +57,6 @@ def test_a_translation_draws_itself(translator: Translator) -> None:
         blank.plot()
 
 
-def test_batch_mates_change_nothing(translator: Translator) -> None:
-    together = translator.translate(LINES)
-    for line, expected in zip(LINES, together, strict=True):
-        alone = translator.translate([line])[0]
-        assert alone.text == expected.text
-        assert alone.log_prob == pytest.approx(expected.log_prob, abs=1e-4)
-
-
 def test_where_nothing_is_found_the_translation_is_empty(run: Path) -> None:  # noqa: F811
     broken = Translator.load(run, search={"kind": "beam"})
     with torch.no_grad():
@@ -72,44 +65,29 @@ def test_where_nothing_is_found_the_translation_is_empty(run: Path) -> None:  # 
     assert [each.text for each in broken.translate(LINES)] == [""] * len(LINES)
 
 
-def threads_of_a_new_thread() -> int:
-    """Return torch's number of threads in a new thread: the process's setting, not that of the calling thread."""
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(torch.get_num_threads).result()
-
-
-class Noted:
-    """A search method that records the ids of the threads that it runs in, and may fail."""
-
-    def __init__(self, method: Any, fails: bool = False) -> None:  # noqa: ANN401
-        self.method, self.fails, self.threads = method, fails, set[int]()
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self.method, name)
-
-    def __call__(self, batch: Any, n: int) -> Any:  # noqa: ANN401
-        if self.fails:
-            raise ZeroDivisionError
-        self.threads.add(threading.get_ident())
-        return self.method(batch, n)
-
-
 @pytest.mark.parametrize("search", [{}, SAMPLING])
 def test_threads_share_batches_and_change_nothing(
     run: Path,  # noqa: F811
     search: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lines, done, results = [*LINES, "the " * 9, "a dog sleeps"] * 3, [], []
+    lines, done, results, used = [*LINES, "the " * 9, "a dog sleeps"] * 3, [], [], set[int]()
     monkeypatch.setattr(module, "MIN_THREAD_TOKENS", 1)
+
+    def noted(self: Translator, *given: Any) -> Any:  # noqa: ANN401
+        used.add(threading.get_ident())
+        return encoded(self, *given)
+
+    encoded = Translator._encoded_batch
+    monkeypatch.setattr(Translator, "_encoded_batch", noted)
     for threads in (1, 2):
+        used.clear()
         translator = Translator.load(run, search={**search, "batch_tokens": 40}, threads=threads)
-        noted = Noted(translator.method)
-        monkeypatch.setattr(translator, "method", noted)
         try:
             results.append([nbest[0] for nbest in translator.translate_nbest(lines, 1, progress=done.append)])
-            assert (noted.threads == {threading.get_ident()}) == (threads == 1)
-            assert threads_of_a_new_thread() == threads
+            assert (used == {threading.get_ident()}) == (threads == 1)
+            with ThreadPoolExecutor(1) as pool:  # a new thread has the process's setting, not the calling thread's
+                assert pool.submit(torch.get_num_threads).result() == threads
         finally:
             torch.set_num_threads(1)
     assert len(done) > 4
@@ -139,8 +117,8 @@ def test_samples_drawn_at_the_same_time_differ(run: Path) -> None:  # noqa: F811
 
 def test_another_search_has_its_usual_settings(run: Path) -> None:  # noqa: F811
     translator = Translator.load(run, search={"kind": "sampling", "top_k": 3, "max_length": 9})
-    assert isinstance(translator.settings, schema.Sampling)
-    assert (translator.settings.temperature, translator.settings.top_k, translator.settings.max_length) == (1.0, 3, 9)
+    settings = translator.settings.model_dump()
+    assert [settings[key] for key in ("kind", "temperature", "top_k", "max_length")] == ["sampling", 1.0, 3, 9]
     assert Translator.load(run, search={"kind": "mbr"}).settings.kind == "mbr"
     with pytest.raises(UserError, match=r"search\.kind=sampled: not one of"):
         Translator.load(run, search={"kind": "sampled"})
@@ -162,7 +140,7 @@ def test_samples_of_a_line_share_the_budget_of_a_batch(run: Path) -> None:  # no
     assert [len(batch) for batch in translator.batches(sources, n=5)] == [2] * 5
 
 
-def test_lengths_are_limited(run: Path) -> None:  # noqa: F811
+def test_lengths_are_limited(run: Path, caplog: pytest.LogCaptureFixture) -> None:  # noqa: F811
     short = Translator.load(run, search={"max_length": 4}).translate(LINES[:1])[0]
     assert len(short.tokens) <= 4
     for wanted in (1, 12):
@@ -170,25 +148,11 @@ def test_lengths_are_limited(run: Path) -> None:  # noqa: F811
         with torch.no_grad():
             eager.model.output.bias[eager.tokenizers.target.eos] += 100  # EOS is the most probable token at each step
         assert len(eager.translate(LINES[:1])[0].tokens) == wanted
-
-
-def test_a_source_too_short_for_the_least_length_is_named(run: Path, caplog: pytest.LogCaptureFixture) -> None:  # noqa: F811
-    short = Translator.load(run, search={"max_ratio": 0.1, "min_length": 12, "max_length": 200})
-    logging.getLogger("nmt").propagate = True
-    found = short.translate(["the", "", "the cat " * 20, "the dog"], first_line=3)
-    assert len(found[0].tokens) == 10
-    assert len(found[2].tokens) >= 12
-    assert "line 3 and 1 more: shorter than search.min_length=12, as search.max_ratio=0.1 allows no more" in caplog.text
-
-
-def test_a_long_source_is_cut_with_a_warning(run: Path, caplog: pytest.LogCaptureFixture) -> None:  # noqa: F811
     translator = Translator.load(run, search={"max_source_length": 5})
     logging.getLogger("nmt").propagate = True
     found = translator.translate(["the cat sees the small dog and the red house ."])[0]
-    assert len(found.source_tokens) == 5
-    assert found.source_tokens[-1] == "</s>"
-    assert "line 1" in caplog.text
-    assert "search.max_source_length=5" in caplog.text
+    assert (len(found.source_tokens), found.source_tokens[-1]) == (5, "</s>")
+    assert all(said in caplog.text for said in ("line 1", "search.max_source_length=5"))
 
 
 def test_forced_decoding_agrees_with_search(translator: Translator) -> None:
@@ -200,14 +164,9 @@ def test_forced_decoding_agrees_with_search(translator: Translator) -> None:
     assert forced.alignment is not None
     assert best.alignment is not None
     np.testing.assert_allclose(forced.alignment, best.alignment, atol=1e-4)
-    worse = translator.score(LINES[:1], [best.text + " chat chat"])[0]
+    worse, *others = translator.score([LINES[0], "", "the cat"], [best.text + " chat chat", "le chat", ""])
     assert worse.log_prob < best.log_prob
-
-
-def test_scores_of_any_pair_even_empty(translator: Translator) -> None:
-    found = translator.score(["", "the cat"], ["le chat", ""])
-    assert [each.tokens[-1] for each in found] == ["</s>", "</s>"]
-    assert all(np.isfinite(each.log_prob) for each in found)
+    assert all(other.tokens[-1] == "</s>" and np.isfinite(other.log_prob) for other in others)
 
 
 def test_word_weights_name_the_words_of_both_sentences(translator: Translator) -> None:
@@ -229,6 +188,9 @@ def test_word_weights_name_the_words_of_both_sentences(translator: Translator) -
         ({"search": {"beam_sise": 3}}, r"search\.beam_sise: unknown key; did you mean 'beam_size'"),
         ({"search": {"beam_size": 0}}, r"search\.beam_size=0"),
         ({"search": {"temperature": 0.5}}, r"search\.temperature: unknown key"),
+        ({"search": {"coverage_penalty": -1}}, r"search\.coverage_penalty=-1: input should be greater than or equal"),
+        ({"search": {"kind": "greedy", "coverage_penalty": 1}}, r"search\.coverage_penalty: unknown key"),
+        ({"search": {"kind": "mbr", "utility": "rouge"}}, r"search\.utility=rouge: not one of chrf, bleu"),
         ({"checkpoint": "worst"}, "checkpoint=worst: not one of best, last"),
         ({"device": "cuda"}, "device=cuda"),
         ({"device": "gpu"}, "device=gpu: not one of auto, cpu, cuda, mps"),

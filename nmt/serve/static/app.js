@@ -126,7 +126,7 @@ function showView() {
     const given = { model: subject.model, text: subject.text, hypothesis, steering: session.steering[shown], state };
     alignment.show({ ...given, own: shown === "own" });
   } else if (state.view === "beam") {
-    if (found?.tree) tree.show(found.tree.steps, hypothesis?.tokens ?? []);
+    if (found?.tree) tree.show(found.tree.steps, found.hypotheses[0].source_tokens, hypothesis?.tokens ?? []);
     else tree.clear();
     byId("tree-none").hidden = Boolean(found?.tree);
     byId("tree-none").textContent = !model || hasBeam(model) ? SOON : "This model's search has no beam.";

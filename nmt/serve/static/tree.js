@@ -1,6 +1,7 @@
 // The beam as a tree: a column for each step, a node for each hypothesis that was a candidate there.
 
 import { element, figure, fitted, isolated, label, probability, svg, visible } from "./dom.js";
+import { pieceTexts } from "./words.js";
 
 // Pixels: size of a node, gap between columns, gap between the nodes of a column, height of the headings.
 const [WIDTH, HEIGHT, ACROSS, BETWEEN, TOP] = [108, 38, 42, 8, 34];
@@ -10,8 +11,9 @@ const FATES = { kept: "kept", ended: "ended", pruned: "pruned" };
 const BEAT = 900; // milliseconds that each step is shown while playing
 
 // Makes the nodes of a tree in an answer of the service, and adds what the answer only implies: column, parent node, children,
-// tokens of the hypothesis so far, and `share`, the probability of the node's token.
-function nodesOf(steps) {
+// tokens of the hypothesis so far, `share`, the probability of the node's token, and `text`, which stands for this token beside
+// the tokens of the source.
+export function nodesOf(steps, source) {
   const columns = [];
   steps.forEach((step, column) => {
     columns.push(
@@ -23,6 +25,9 @@ function nodesOf(steps) {
     );
     for (const node of columns[column]) node.parent?.children.push(node);
   });
+  const nodes = columns.flat();
+  const texts = pieceTexts(nodes.map((node) => node.token), source);
+  nodes.forEach((node, index) => (node.text = texts[index]));
   return columns;
 }
 
@@ -50,11 +55,11 @@ export class Tree {
   }
 
   // Shows a tree, and highlights the path of the selected translation, which has these tokens.
-  show(steps, tokens) {
-    const same = this.#columns.source === steps;
+  show(steps, source, tokens) {
+    const same = this.#columns.steps === steps;
     if (!same) {
       this.#stop();
-      this.#columns = Object.assign(nodesOf(steps), { source: steps });
+      this.#columns = Object.assign(nodesOf(steps, source), { steps });
       this.#parts.pruned.checked = this.#columns.flat().length <= MANY;
       this.#upTo = steps.length;
       this.#active = null;
@@ -138,7 +143,7 @@ export class Tree {
 
   #node(node) {
     const { x, y } = node;
-    const token = visible(node.token);
+    const token = visible(node.text);
     const figures = `probability ${probability(node.share)}, log-probability ${figure(node.log_prob)}, score ${figure(node.score)}`;
     const name = `${token}, step ${node.column + 1}, ${node.fate}, ${figures}`;
     const shape = svg("g", {
@@ -205,7 +210,7 @@ export class Tree {
     };
     const fact = (name, value) => element("span", {}, element("span", { className: "name" }, `${name} `), value);
     this.#parts.detail.replaceChildren(
-      isolated(node.tokens.map(visible).join(" "), "hypothesis"),
+      isolated(chain(node).map((each) => visible(each.text)).join(" "), "hypothesis"),
       fact("token", probability(node.share)),
       fact("log-prob", figure(node.log_prob, 3)),
       fact("score", figure(node.score, 3)),

@@ -1,4 +1,4 @@
-"""A model prepared for search: what every step would compute again is computed once, and parameters are packed.
+"""The search model: a trained model that computes once what every step would compute again, with packed parameters.
 
 Shapes: B batch, N hypotheses (the rows of a step), S source positions, E embedding, H hidden, M memory, R readout (2 R
 before a maxout), G gates x H, V vocabulary, L tokens of a shortlist. C is the width of a context's contribution to the
@@ -17,14 +17,13 @@ from torch.nn import functional
 from nmt.attention.attention import Attention
 from nmt.model.decoder import DecoderState, StepParameters, WordProducts
 from nmt.model.output import OutputLayer, within
-from nmt.model.recurrent import PreparedLayer, prepare_layers
+from nmt.model.recurrent import LayerParameters, collect_layers
 from nmt.model.seq2seq import Ensemble, SearchEnsemble, Seq2Seq, StepOutput
-from nmt.ops.packed import Pack, pack, pack_int8
-from nmt.ops.products import Linear, Weight, in_autocast_dtype, linear
+from nmt.ops.products import Linear, Pack, Weight, in_autocast_dtype, linear, pack, pack_int8
 from nmt.system.machine import Machine
 
 MIN_ROWS = 32  # least number of rows of a step for which it pays to pack a shortlist's part of the output table
-MAX_PREPARED = 4  # prepared models that are kept, one for each beam size
+MAX_KEPT = 4  # search models that are kept, one for each beam size
 MAX_TABLE = 2**26  # largest size of `Words.table` in numbers; without it, each step computes the products of its words
 
 
@@ -47,7 +46,7 @@ class Words(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SearchParameters(StepParameters):
-    """The parameters of a prepared model, made once for all searches."""
+    """The parameters of a search model, made once for all searches."""
 
     words: Words
     predict: OutputLayer  # parameters of the logits; with a shortlist, only those of its L tokens
@@ -55,7 +54,7 @@ class SearchParameters(StepParameters):
 
 class SearchModel:
     """Computes, step by step, what a Seq2Seq in evaluation mode computes, until the Seq2Seq's parameters change. Make
-    and use it within the same precision (`Machine.autocast`)."""
+    and use it in the same autocast context (`Machine.autocast`)."""
 
     @torch.no_grad()
     def __init__(self, model: Seq2Seq, hypotheses: int, pack: Pack) -> None:
@@ -63,14 +62,14 @@ class SearchModel:
         assert not model.training
         self.model = model
         self._pack, self._hypotheses = pack, hypotheses
-        self._encoder_layers = prepare_layers(model.encoder.rnn, model.encoder.residual)
+        self._encoder_layers = collect_layers(model.encoder.rnn, model.encoder.residual)
         readout, output = model.decoder.readout, model.output.layer()
         self._table = in_autocast_dtype(output.weight)  # (V, R)
         self._bounded = readout.kind != "maxout" and model.decoder.lexical is None and output.scale is None
-        self._parameters = self._prepare(output)
+        self._parameters = self._search_parameters(output)
 
-    def _prepare(self, predict: OutputLayer) -> SearchParameters:
-        decoder, pack, batch = self.model.decoder, self._pack, self.model.decoder.prepare()
+    def _search_parameters(self, predict: OutputLayer) -> SearchParameters:
+        decoder, pack, batch = self.model.decoder, self._pack, self.model.decoder.collect_parameters()
         C, P, bounded = batch.context_width, len(batch.context_readout), not decoder.residual
         context = torch.cat([batch.context[:C], batch.context_readout])  # type: ignore[index]
         bias = None if batch.context_bias is None else functional.pad(batch.context_bias[:C], (0, P))
@@ -100,26 +99,27 @@ class SearchModel:
             predict=predict._replace(weight=cast(Tensor, pack(self._table, self._bounded))),
         )
 
-    def encode(self, source: Tensor, lengths: Tensor, *vocabulary: Tensor) -> DecoderState:
-        """Encode source tokens: int64 (B, S), lengths int64 (B,) on the CPU -> the decoder's initial state. Of a
-        shortlist, int64 (L,), ascending, only the tokens can be generated or copied."""
-        parameters = self._parameters
-        for tokens in vocabulary:
-            table = self._table.index_select(0, tokens)
+    def encode(self, source: Tensor, lengths: Tensor, vocabulary: Tensor | None = None) -> DecoderState:
+        """Encode source tokens: int64 (B, S), lengths int64 (B,) on the CPU -> the decoder's initial state. With a
+        shortlist `vocabulary`, int64 (L,), ascending, only its tokens can be generated or copied."""
+        parameters, decoder, embedded = self._parameters, self.model.decoder, self.model.source_embedding(source)
+        if vocabulary is not None:
+            table = self._table.index_select(0, vocabulary)
             few = len(source) * self._hypotheses < MIN_ROWS
             parameters = replace(
                 parameters,
-                words=parameters.words._replace(vocabulary=tokens),
+                words=parameters.words._replace(vocabulary=vocabulary),
                 predict=parameters.predict._replace(
                     weight=table if few else cast(Tensor, self._pack(table, self._bounded)),
-                    bias=parameters.predict.bias.index_select(0, tokens),
+                    bias=parameters.predict.bias.index_select(0, vocabulary),
                 ),
             )
-        decoder, embedded = self.model.decoder, self.model.source_embedding(source)
+            if decoder.copy is not None:
+                source = within(source, vocabulary)
         encoded = self.model.encoder(embedded, lengths, self._encoder_layers)
-        for tokens in vocabulary if decoder.copy is not None else ():
-            source = within(source, tokens)
-        state = decoder.start(self.model.bridge(encoded.summary), encoded, parameters, source, embedded).shared()
+        state = decoder.initial_state(
+            self.model.bridge(encoded.summary), encoded, parameters, source, embedded
+        ).deferred()
         # Cast the embedded source and multiply the fixed vector here once, instead of at every step.
         if state.source is not None and state.source.words is not None:
             words = in_autocast_dtype(state.source.words)
@@ -144,7 +144,7 @@ class SearchModel:
         return StepOutput(prediction.logits(parameters.predict).flatten(0, -2), weights, state)
 
 
-def _packed(layer: PreparedLayer, pack: Pack) -> PreparedLayer:
+def _packed(layer: LayerParameters, pack: Pack) -> LayerParameters:
     """Pack the parameters of a layer, whose hidden states lie between -1 and 1."""
     assert isinstance(layer.weight_ih, Tensor)
     return layer._replace(weight_ih=pack(layer.weight_ih.contiguous()), weight_hh=pack(layer.weight_hh, bounded=True))
@@ -162,8 +162,8 @@ def _packed_copy(module: ModuleT, pack: Pack) -> ModuleT:
     return copied
 
 
-class PreparedModels:
-    """Keeps the model prepared for a few beam sizes. Prepares it again if torch has recorded a change of parameters."""
+class SearchModels:
+    """Makes the search model of each beam size and keeps it, until torch has recorded a change of parameters."""
 
     def __init__(self, model: Seq2Seq | Ensemble, machine: Machine) -> None:
         self._model, self._machine = model, machine
@@ -171,22 +171,22 @@ class PreparedModels:
         self.clear()
 
     def clear(self) -> None:
-        """Discard the prepared models."""
+        """Discard the models, which frees their packed parameters."""
         self._versions: list[tuple[int, int]] = []
-        self._prepared: dict[int, SearchModel | SearchEnsemble] = {}
+        self._by_beam_size: dict[int, SearchModel | SearchEnsemble] = {}
 
     def get(self, beam_size: int) -> SearchModel | SearchEnsemble:
-        """Return the model prepared for this beam size."""
+        """Return the search model of this beam size."""
         with self._lock:
             versions = [(weight.data_ptr(), weight._version) for weight in self._model.parameters()]
             if versions != self._versions:
                 self.clear()
                 self._versions = versions
-            if beam_size not in self._prepared:
-                if len(self._prepared) == MAX_PREPARED:
-                    self._prepared.clear()
+            if beam_size not in self._by_beam_size:
+                if len(self._by_beam_size) == MAX_KEPT:
+                    self._by_beam_size.clear()
                 with self._machine.autocast():
                     packing = pack_int8 if self._machine.int8 else pack
                     members = [SearchModel(member, beam_size, packing) for member in self._model.models]
-                self._prepared[beam_size] = members[0] if len(members) == 1 else SearchEnsemble(members)
-            return self._prepared[beam_size]
+                self._by_beam_size[beam_size] = members[0] if len(members) == 1 else SearchEnsemble(members)
+            return self._by_beam_size[beam_size]

@@ -5,28 +5,16 @@ from typing import Any
 import pytest
 import torch
 from conftest import TINY, values_of
-from small_models import (
-    COMBINATIONS,
-    LENGTHS,
-    PAD,
-    SOURCE,
-    TARGET,
-    V,
-    attention,
-    label,
-    logits_of,
-    model_of,
-    prepared,
-)
+from small_models import COMBINATIONS, LENGTHS, PAD, SOURCE, TARGET, V, attention, label, logits_of, model_of, prepared
 from torch import Tensor
 
+from nmt.config.checks import config_dir, validated
 from nmt.config.schema import TrainConfig
-from nmt.config.validation import config_dir, validated
 from nmt.model.build import build_model
 from nmt.model.seq2seq import Seq2Seq
-from nmt.ops.packed import FloatWeight, pack
-from nmt.translate import prepared_model
-from nmt.translate.prepared_model import SearchModel
+from nmt.ops.products import FloatWeight, pack
+from nmt.translate import search_model
+from nmt.translate.search_model import SearchModel
 
 PRESETS = sorted(path.stem for path in (config_dir() / "attention").glob("*.yaml"))
 
@@ -48,7 +36,7 @@ def test_steps_of_every_preset_equal_teacher_forcing(preset: str) -> None:
 
 @pytest.mark.parametrize("changes", COMBINATIONS[::11], ids=label)
 def test_without_a_table_of_words(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepared_model, "MAX_TABLE", 0)
+    monkeypatch.setattr(search_model, "MAX_TABLE", 0)
     steps_equal_teacher_forcing(model_of(**changes), hypotheses=1)
 
 

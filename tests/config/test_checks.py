@@ -10,10 +10,10 @@ from conftest import TINY, values_of
 
 from nmt.cli.config_files import known_keys
 from nmt.config import schema
+from nmt.config.checks import validated, validated_union
 from nmt.config.errors import UserError, format_value, nearest, override_values, user_path
 from nmt.config.schema.commands import Evaluation
 from nmt.config.schema.training import Search
-from nmt.config.validation import validated, validated_union
 from nmt.system.run import load_config, save_values
 
 
