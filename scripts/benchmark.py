@@ -181,11 +181,8 @@ class Bench:
 
 
 def decoding(bench: Bench) -> list[dict[str, Any]]:
-    """Time greedy search and the configured search method on the test split, or else on the validation split.
-
-    The model has hardly learned to predict EOS. Therefore each hypothesis runs to a limit: half the source length plus
-    10.
-    """
+    """Time greedy search and the configured search method on the test split, or else on the validation split. The model
+    has hardly learned to predict EOS. Therefore each hypothesis runs to a limit: half the source length plus 10."""
     splits = bench.prepared.splits
     lines = splits.get("test", splits["validation"]).source.lines()[:MOST_SENTENCES]
     limits = {key: value for key, value in bench.config.search.model_dump().items() if key in SearchLimits.model_fields}
@@ -207,9 +204,7 @@ def decoding(bench: Bench) -> list[dict[str, Any]]:
 
 def busy(bench: Bench, processes: int, updates: int) -> dict[str, Any]:
     """Time training alone and beside busy processes, and compare the slowdown with the share of the processor.
-
-    `share_of_fair` is 1 if training keeps exactly the share of the processor that the kernel leaves to it.
-    """
+    `share_of_fair` is 1 if training keeps exactly the share of the processor that the kernel leaves to it."""
     alone = bench.training(updates)["tokens_per_second"]
     with competing(processes):
         share = processor_share(torch.get_num_threads())
@@ -260,10 +255,8 @@ def _median(values: list[float | None]) -> float | None:
 
 
 def growth(config: TrainConfig, prepared: PreparedCorpus, updates: int) -> list[dict[str, Any]]:
-    """Time training for growing sentence lengths, and then for growing vocabularies.
-
-    Each time, all updates use one batch of random sentences of equal length.
-    """
+    """Time training for growing sentence lengths, and then for growing vocabularies. Each time, all updates use one
+    batch of random sentences of equal length."""
     rows = []
     sizes: list[tuple[int, int | None]] = [(length, None) for length in LENGTHS]
     for length, vocabulary in [*sizes, *((LENGTHS[0], vocabulary) for vocabulary in VOCABULARIES)]:

@@ -26,10 +26,8 @@ def competing(processes: int) -> Iterator[None]:
 
 
 def processor_share(threads: int) -> float:
-    """Measure the share of time, from 0 to 1, for which each of `threads` busy threads has a processor.
-
-    A process of this session stands for each thread. These processes never wait for each other.
-    """
+    """Measure the share of time, from 0 to 1, for which each of `threads` busy threads has a processor. A process of
+    this session stands for each thread. These processes never wait for each other."""
     command = [sys.executable, "-c", MEASURE, str(PROBE_SECONDS)]
     began = time.perf_counter()
     probes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(threads)]

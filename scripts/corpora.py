@@ -166,9 +166,7 @@ def read_scores(folder: Path, key: str) -> Scores:
 
 def friedman(errors: Floats) -> Json:
     """Test whether k systems differ on N corpora, (N, k), and compute Nemenyi's critical difference of average ranks.
-
-    `chi2` is corrected for ties; `f` and `p` are those of Iman and Davenport (1980), as `chi2` is conservative.
-    """
+    `chi2` is corrected for ties; `f` and `p` are those of Iman and Davenport (1980), as `chi2` is conservative."""
     corpora, systems = errors.shape
     chi2 = float(stats.friedmanchisquare(*errors.T).statistic)
     f = iman_davenport(chi2, corpora, systems)

@@ -63,11 +63,8 @@ def pack(sweep: Path, folder: Path) -> int:
 
 
 def unpack(file: Path, split: str) -> tuple[Entry, HeldOut]:
-    """Read a packed run as nmt-compare reads the directory of a run.
-
-    Each source consists of placeholders, as many as the source had words, and each reference of as many as its first
-    metric counts: tokens for BLEU.
-    """
+    """Read a packed run as nmt-compare reads the directory of a run. Each source consists of placeholders, as many as
+    the source had words, and each reference of as many as its first metric counts: tokens for BLEU."""
     record, arrays = packing.read(file)
     counts = {name: arrays[f"{split}/{name}"].T for name in METRICS if f"{split}/{name}" in arrays}
     sources, references = (

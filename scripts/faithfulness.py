@@ -65,10 +65,8 @@ class PairFigures(NamedTuple):
 def faithfulness(
     translator: Translator, sources: Sequence[str], references: Sequence[str], gold: Sequence[str] | None, count: int
 ) -> dict[str, Any]:
-    """Measure `count` sentence pairs that are spread evenly over all given pairs.
-
-    Figures that need attention are None without attention, and those that need gold alignments are None without `gold`.
-    """
+    """Measure `count` sentence pairs that are spread evenly over all given pairs. Figures that need attention are None
+    without attention, and those that need gold alignments are None without `gold`."""
     chosen = sorted({int(i) for i in np.linspace(0, len(sources) - 1, min(count, len(sources)))})
     with evaluation_mode(translator.single):
         pairs = [
@@ -80,9 +78,7 @@ def faithfulness(
 
 def measure_pair(translator: Translator, source: str, reference: str, number: int) -> PairFigures:
     """Measure one sentence pair. Its random order of masking is seeded by the two texts, so that it is reproducible.
-
-    number: line number of the pair, for the warning if a sentence is cut.
-    """
+    number: line number of the pair, for the warning if a sentence is cut."""
     tokenizers, model = translator.tokenizers, translator.single
     (source_ids,), (source_pieces,) = translator.encode([source], number)
     limit = translator.settings.max_source_length
@@ -107,9 +103,7 @@ def measure_pair(translator: Translator, source: str, reference: str, number: in
 @torch.no_grad()
 def curves_of(model: Seq2Seq, batch: Batch, orders: Mapping[str, NDArray[np.int64]]) -> dict[str, Array]:
     """Mask source tokens of a batch of one pair, in several orders -> a masking curve (T, K + 1) for each order.
-
-    orders: name of an order -> (T, min(K, S)) source positions, of which column 0 is masked first.
-    """
+    orders: name of an order -> (T, min(K, S)) source positions, of which column 0 is masked first."""
     S, T = batch.source.shape[1], batch.target_out.shape[1]
     masks = [np.zeros((T, 1, S), bool)]  # the first copy of each target token masks nothing
     masks += [np.logical_or.accumulate(np.eye(S, dtype=bool)[order], axis=1) for order in orders.values()]

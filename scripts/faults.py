@@ -96,10 +96,8 @@ def run(fault: Fault, copy: Path, slow: bool) -> dict[str, Any]:
 
 
 def pytest_in_a_fork(words: list[str], copy: Path) -> tuple[int, str]:
-    """Run pytest on the copy in a fork of this process, which has imported the large libraries.
-
-    Returns the exit status and the output.
-    """
+    """Run pytest on the copy in a fork of this process, which has imported the large libraries. Returns the exit status
+    and the output."""
     with tempfile.TemporaryFile() as file:
         child = os.fork()
         if not child:

@@ -58,9 +58,7 @@ class Ramp(NamedTuple):
 
 def range_test(trainer: Trainer, ramp: Ramp, rates: list[float], losses: list[float]) -> None:
     """Train with rising rates, and append the rate and the loss (nats per target token) of each update to the lists.
-
-    Raises Interrupted at a signal.
-    """
+    Raises Interrupted at a signal."""
     trainer.schedule = ramp  # type: ignore[assignment]
     with trainer.signals, tqdm(total=ramp.updates, unit=" updates", disable=None) as bar:
         while len(losses) < ramp.updates and not diverged(losses):
@@ -119,10 +117,8 @@ def draw(rates: list[float], losses: list[float], suggestion: float | None) -> F
 
 
 def find(start: RunRequest, options: argparse.Namespace) -> int:
-    """Run the test, print the suggestion and write the results. Returns the exit status.
-
-    Raises UserError if the loss has not fallen.
-    """
+    """Run the test, print the suggestion and write the results. Returns the exit status. Raises UserError if the loss
+    has not fallen."""
     config, folder = start.config, start.directory
     lr = config.optimizer.lr
     ramp = Ramp(options.start or lr / RANGE, options.end or lr * RANGE, options.updates, lr)

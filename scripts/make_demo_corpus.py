@@ -46,10 +46,8 @@ IRREGULAR_PLURALS = {"man": "men", "woman": "women", "child": "children", "mouse
 
 
 class Phrase(NamedTuple):
-    """An aligned phrase. Links are (English index, French index).
-
-    `feminine` and `plural` are the gender and number of the French phrase. Other French words agree with them.
-    """
+    """An aligned phrase. Links are (English index, French index). `feminine` and `plural` are the gender and number of
+    the French phrase. Other French words agree with them."""
 
     english: tuple[str, ...]
     french: tuple[str, ...]

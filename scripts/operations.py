@@ -26,11 +26,8 @@ COPIED = 2**28  # bytes of a tensor that is too large for any cache
 
 
 class Cost(NamedTuple):
-    """Totals of the operations of one kind.
-
-    `flops` counts the floating point operations of matrix products, `moved` the bytes that all other operations read
-    and write.
-    """
+    """Totals of the operations of one kind. `flops` counts the floating point operations of matrix products, `moved`
+    the bytes that all other operations read and write."""
 
     calls: int = 0
     seconds: float = 0.0

@@ -139,9 +139,7 @@ def run_command(
     **options: Json,
 ) -> int:
     """Run the command that sys.argv asks for: pack SWEEP FOLDER, table FOLDER or check FOLDER. Returns the exit status.
-
-    options: the settings of argparse for each option of `table`.
-    """
+    options: the settings of argparse for each option of `table`."""
     parser = argparse.ArgumentParser(description=usage, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
     for name, work in (("pack", pack), ("table", table), ("check", check)):

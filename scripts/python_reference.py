@@ -51,10 +51,8 @@ def public(module: ModuleType) -> Iterator[Any]:
 
 
 def described(name: str, value: Any, members: list[str] | None) -> str:  # noqa: ANN401
-    """Return the heading, the signature, the docstring, the fields and the members of a class or a function.
-
-    members: names of the methods to show, by default all that are public and defined in the class itself.
-    """
+    """Return the heading, the signature, the docstring, the fields and the members of a class or a function. members:
+    names of the methods to show, by default all that are public and defined in the class itself."""
     parts = [f"### {value.__name__}", f"```py\n{signature(name, value)}\n```", prose(value)]
     if inspect.isclass(value):
         parts.append(prose(initialiser(value)))

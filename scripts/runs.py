@@ -45,10 +45,8 @@ def compare(runs: list[Path], output: Path) -> int:
 
 
 def run_parser(description: str | None, models: int, which: str) -> argparse.ArgumentParser:
-    """Create the parser of a script that trains several models by one recipe.
-
-    `models` is the default of --models, and `which` says in the help of --models which models it counts.
-    """
+    """Create the parser of a script that trains several models by one recipe. `models` is the default of --models, and
+    `which` says in the help of --models which models it counts."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
     parser.add_argument("overrides", nargs="+", help="the recipe, as for nmt-train")
@@ -66,10 +64,8 @@ def run_script(work: Callable[[argparse.Namespace], int], parser: argparse.Argum
 
 
 def exit_status(program: str, work: Callable[[], int]) -> int:
-    """Call `work` and return its status.
-
-    After a user's mistake, prints it in one line and returns 2. After Ctrl-C, returns 130.
-    """
+    """Call `work` and return its status. After a user's mistake, prints it in one line and returns 2. After Ctrl-C,
+    returns 130."""
     try:
         return work()
     except (UserError, OSError) as error:
@@ -82,10 +78,8 @@ def exit_status(program: str, work: Callable[[], int]) -> int:
 
 @contextmanager
 def reporting_failure(failures: list[UserError], bar: tqdm) -> Iterator[None]:
-    """Report the failure of a thread's work when it happens, and add it to `failures`, which all threads share.
-
-    If `failures` holds one already, raises it again before the work begins.
-    """
+    """Report the failure of a thread's work when it happens, and add it to `failures`, which all threads share. If
+    `failures` holds one already, raises it again before the work begins."""
     if failures:
         raise failures[0]
     try:

@@ -58,10 +58,8 @@ class Network(NamedTuple):
     latency: float  # seconds per message
 
     def seconds(self, size: float) -> float:
-        """Predict the time of a reduction of `size` bytes.
-
-        In a ring of n, each member sends 2 (n - 1) / n of the bytes, in 2 (n - 1) messages.
-        """
+        """Predict the time of a reduction of `size` bytes. In a ring of n, each member sends 2 (n - 1) / n of the
+        bytes, in 2 (n - 1) messages."""
         rings = ((self.devices, self.within), (self.machines, self.between))
         return sum(2 * (n - 1) / n * size / speed + 2 * (n - 1) * self.latency for n, speed in rings if n > 1)
 

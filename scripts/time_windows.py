@@ -21,10 +21,8 @@ ROUNDS = 3  # timed sentences of each length, of which the fastest counts
 
 
 def seconds(score: Score, window: Window, length: int) -> float:
-    """Measure the seconds per decoder step, without the cost per sentence.
-
-    The cost per sentence cancels in the difference between the times of a long and of a short sentence.
-    """
+    """Measure the seconds per decoder step, without the cost per sentence. The cost per sentence cancels in the
+    difference between the times of a long and of a short sentence."""
     attention = Attention(score, window, SoftmaxNormalizer())
     states = torch.randn(BATCH, length, DIM, requires_grad=True)
     valid = torch.ones(BATCH, length, dtype=torch.bool)

@@ -44,11 +44,8 @@ COLUMNS = [
 
 
 def settings_to_try(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """List settings of beam search without a coverage penalty.
-
-    Beam size 1 is tried once: a length penalty has no effect on it, because it stops at the first EOS (unless
-    search.stop=exact).
-    """
+    """List settings of beam search without a coverage penalty. Beam size 1 is tried once: a length penalty has no
+    effect on it, because it stops at the first EOS (unless search.stop=exact)."""
     penalties: list[tuple[str, float | None]] = [("none", None)] if options.none else []
     penalties += [(kind, alpha) for kind in ("average", "gnmt") for alpha in getattr(options, kind)]
     return [

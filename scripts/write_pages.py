@@ -144,10 +144,8 @@ class Types:
         self.schema, self.definitions = schema, schema.get("$defs", {})
 
     def describe(self, name: str, kind: str | None = None) -> str:
-        """Describe the values of the key `name`; empty if there is no such key.
-
-        `kind` chooses between the variants of the key's section.
-        """
+        """Describe the values of the key `name`; empty if there is no such key. `kind` chooses between the variants of
+        the key's section."""
         *sections, key = name.split(".")
         candidates = [self.schema]
         for section in sections:
@@ -358,10 +356,8 @@ def p_cell(p: float) -> str:
 
 
 def board_rows(root: Path, corpus: str = MAIN_BOARD) -> tuple[list[str], dict[str, str]]:
-    """Return the two lines of a leaderboard's header, and the row of each preset in the order of BLEU.
-
-    The columns of speed and of equal time need benchmark.json, with speeds that were measured one after the other.
-    """
+    """Return the two lines of a leaderboard's header, and the row of each preset in the order of BLEU. The columns of
+    speed and of equal time need benchmark.json, with speeds that were measured one after the other."""
     comparison = board(root, corpus)
     with_speeds = (root / BOARDS / corpus / "benchmark.json").is_file()
     differences = {row["system"]: row for row in comparison["differences"]}
@@ -485,10 +481,8 @@ FILLS = {  # by the NAME in `<!-- NAME -->`
 
 
 def filled(root: Path, path: Path) -> str:
-    """Return the text of a page with new text between each `<!-- NAME WORDS -->` and `<!-- end -->`.
-
-    Without words, the text is about what the page is named after.
-    """
+    """Return the text of a page with new text between each `<!-- NAME WORDS -->` and `<!-- end -->`. Without words, the
+    text is about what the page is named after."""
 
     def section(match: re.Match[str]) -> str:
         return f"<!-- {match[1]}{match[2]} -->\n{FILLS[match[1]](root, match[2].strip() or path.stem)}\n<!-- end -->"

@@ -93,10 +93,8 @@ def error_of(done: subprocess.CompletedProcess[bytes]) -> str:
 def started(
     *command: str | Path, files: tuple[IO[bytes], IO[bytes], IO[bytes]], others: tuple[IO[bytes], ...], cwd: Path
 ) -> int:
-    """Start a command with these standard streams. Returns the process id.
-
-    others: the opposite ends of the pipes among `files`, which the command must not keep open.
-    """
+    """Start a command with these standard streams. Returns the process id. others: the opposite ends of the pipes among
+    `files`, which the command must not keep open."""
 
     def work() -> int:
         for file in others:

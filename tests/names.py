@@ -29,10 +29,8 @@ def sentences(count: int, seed: int, known: Sequence[str] = ()) -> list[tuple[st
 
 
 def write_corpus(folder: Path, sizes: Sequence[int] = (3000, 100, 300)) -> list[list[str]]:
-    """Write the splits train, valid and test as .en and .fr.
-
-    Returns the names in each test sentence, which occur in no other split.
-    """
+    """Write the splits train, valid and test as .en and .fr. Returns the names in each test sentence, which occur in no
+    other split."""
     known: list[str] = []
     for seed, (split, size) in enumerate(zip(("train", "valid", "test"), sizes, strict=True), 1):
         pairs = sentences(size, seed, known)

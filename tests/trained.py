@@ -4,10 +4,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from conftest import TINY, values_of
+from conftest import tiny_config
 
-from nmt.config.checks import validated
-from nmt.config.schema import TrainConfig
 from nmt.training.job import train
 
 LINES = ["the cat sleeps .", "", "a small dog sees the red house .", "x", "the"]
@@ -17,8 +15,7 @@ CORPUS = ["data.train_size=400", "data.max_length=200"]
 
 @cache
 def trained(base: Path, name: str, *overrides: str) -> Path:
-    config = validated(TrainConfig, values_of("train", [*TINY, *CORPUS, *overrides]))
-    assert train(config, base / name, []) == 0
+    assert train(tiny_config(*CORPUS, *overrides), base / name) == 0
     return base / name
 
 

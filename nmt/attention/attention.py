@@ -152,7 +152,7 @@ class Attention(nn.Module):
     def remember(
         self, states: Tensor, valid: Tensor, values: Tensor | None = None, *, nonempty: bool = False
     ) -> Memory:
-        """Prepare the memory, with keys that are computed once per sentence: states (B, S, M), bool (B, S) -> Memory.
+        """Make the memory, with keys that are computed once per sentence: states (B, S, M), bool (B, S) -> Memory.
 
         values: the vectors whose weighted sum is the context, by default the states. nonempty: True if every sentence
         is known to have a valid position. Then `Memory.mask` is set if the window and the normalizer can use it.
@@ -326,7 +326,7 @@ class MultiHeadAttention(nn.Module):
         self.output_proj = Linear(dim, memory_dim, bias=False)
 
     def remember(self, states: Tensor, valid: Tensor, *, nonempty: bool = False) -> Memory:
-        """Prepare the memory of all heads, as `Attention.remember` does: states (B, S, M), bool (B, S) -> Memory with
+        """Make the memory of all heads, as `Attention.remember` does: states (B, S, M), bool (B, S) -> Memory with
         B * N rows."""
         valid = valid[:, None].expand(-1, self.heads, -1).flatten(0, 1)
         keys, values = (self._fold(projection(states)) for projection in (self.key_proj, self.value_proj))
@@ -341,9 +341,12 @@ class MultiHeadAttention(nn.Module):
         return self._join(self.inner.step(*self._by_head(query, memory, past)), query)
 
     def _by_head(self, query: Tensor, memory: Memory, past: Past | None) -> tuple[Tensor, Memory, Past | None]:
+        """Project the queries, and move the heads of queries and past to the batch axis, as those of the memory are."""
         return self._fold(self.query_proj(query)), memory, map_tensors(lambda part: part.flatten(0, 1), past)
 
     def _join(self, attended: Attended, query: Tensor) -> Attended:
+        """Join the heads, which lie in the batch axis: projected contexts side by side, and mean weights."""
+
         def unfold(folded: Tensor) -> Tensor:  # separates the heads from the batch axis: (B N, ...) -> (B, N, ...)
             return folded.view(-1, self.heads, *folded.shape[1:])
 

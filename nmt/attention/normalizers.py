@@ -242,11 +242,9 @@ def _masked(energies: Tensor, drop: Tensor) -> Tensor:
 
 
 def _first_from(before: Tensor, selected: Tensor) -> Tensor:
-    """Find the position where reading stops next: before (B, W), selected bool (B, W) -> bool (B, W).
-
-    Reading stopped last where `before` is greatest. The result is True at the first selected position from there on. If
-    a row of `before` is -inf everywhere, reading has passed the end, and the result is False everywhere.
-    """
+    """Find the position where reading stops next: before (B, W), selected bool (B, W) -> bool (B, W). Reading stopped
+    last where `before` is greatest. The result is True at the first selected position from there on. If a row of
+    `before` is -inf everywhere, reading has passed the end, and the result is False everywhere."""
     positions = torch.arange(selected.shape[1], device=selected.device)
     stopped_at = before.argmax(-1, keepdim=True)
     eligible = selected & (positions >= stopped_at) & (before > -torch.inf).any(-1, keepdim=True)

@@ -436,6 +436,8 @@ def _blocks(query: Tensor, keys: Tensor) -> Iterator[tuple[slice, slice]]:
 
 
 class _Energies(torch.autograd.Function):
+    """Computes `_energies`. Its backward pass goes step by step, and computes the hidden units again."""
+
     @staticmethod
     def forward(
         ctx: Any,  # noqa: ANN401

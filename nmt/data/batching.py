@@ -158,6 +158,7 @@ class _Side(NamedTuple):
     seeds: tuple[int, int]
 
     def ids(self, indices: Indices, epoch: int) -> list[NDArray[Any]]:
+        """Return the token ids of the sentences `indices`, segmented as in this epoch."""
         if not self.alpha:
             return [self.lines.ids(int(i)) for i in indices]
         first = int(np.random.SeedSequence([*self.seeds, epoch]).generate_state(1)[0])
@@ -241,6 +242,7 @@ class Batches:
         )
 
     def _batch(self, source: list[NDArray[Any]], target: list[NDArray[Any]], indices: Indices) -> Batch:
+        """Pad the token ids of the pairs `indices`, and add the gold attention weights if the batches are guided."""
         batch = collate(source, target, self.tokenizers, indices)
         if not self.guided:
             return batch
@@ -251,7 +253,7 @@ class Batches:
 
 
 def make_batches(
-    prepared: PreparedCorpus,
+    corpus: PreparedCorpus,
     split: str,
     config: TrainConfig,
     sampling: tuple[float, float] = (0.0, 0.0),
@@ -262,11 +264,11 @@ def make_batches(
     alignment is configured but the training pairs have no word alignments.
     """
     guided = split == "train" and config.training.guided_alignment > 0
-    if guided and prepared.splits[split].alignments is None:
+    if guided and corpus.splits[split].alignments is None:
         raise UserError("training.guided_alignment: the training corpus has no word alignments (data.alignments)")
     return Batches(
-        prepared.splits[split],
-        prepared.tokenizers,
+        corpus.splits[split],
+        corpus.tokenizers,
         batch_tokens=config.training.batch_tokens,
         batch_sentences=config.training.batch_sentences,
         seed=config.seed,

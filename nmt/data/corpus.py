@@ -214,6 +214,7 @@ def locate(sources: Iterable[Source], numbers: Sequence[int]) -> str:
 
 
 def _text_file(prefix: Path, suffix: str, key: str) -> Path:
+    """Find PREFIX.SUFFIX or PREFIX.SUFFIX.gz. Raises UserError, which names the option `key`, if neither is a file."""
     plain = prefix.with_name(f"{prefix.name}.{suffix}")
     for path in (plain, plain.with_name(f"{plain.name}.gz")):
         if path.is_file():
@@ -306,6 +307,7 @@ def splits(config: schema.Data) -> Splits:
 
 
 def _splits(config: schema.Data) -> Splits:
+    """Return the sources of each split, without data.extra."""
     if isinstance(config, schema.DemoData):
         test, validation = config.test_size, config.validation_size
         return {
@@ -384,6 +386,7 @@ def _matches(name: str, config: schema.Corpus, key: str) -> list[str]:
 
 
 def _source(name: str, config: schema.Corpus, key: str, tag: str) -> Source:
+    """Open a table, a saved dataset or a prefix of plain text. `key` names the option in messages."""
     path = user_path(name)
     if path.is_dir() and not any((path / marker).is_file() for marker in SAVED_DATASET):
         raise UserError(

@@ -239,6 +239,8 @@ def read_splits(splits: Splits, working: Path, lowercase: bool, workers: Workers
 def _read_split(
     name: str, sources: list[Source], path: Path, lowercase: bool, workers: Workers, raw: dict[str, RawSplit]
 ) -> None:
+    """Write the usable pairs of a split to `path`, and describe them in raw[name]. The hashes in `raw` must be complete
+    for all held-out splits before train is read."""
     result, train = raw[name], name == "train"
     held_out = {value for split in raw.values() for part in split.hashes for value in part.ravel().tolist()}
     chunks = chain.from_iterable(source.chunks() for source in sources)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from nmt.config.errors import UserError
 from nmt.data.tokenizer import Tokenizers
-from nmt.system.files import raise_system_error
+from nmt.system.files import reraise_if_system_error
 
 FORMAT = 6  # part of the fingerprint: increase it when the format of the files changes
 IDS = np.dtype("<i4")
@@ -36,7 +36,7 @@ class PreparedCorpus:
             self.tokenizers = Tokenizers.load(directory, self.report["lowercase"])
             self.splits = {name: Split(directory, name) for name in self.report["splits"]}
         except (OSError, ValueError, LookupError) as error:
-            raise_system_error(error)
+            reraise_if_system_error(error)
             raise UserError(f"{directory}: is not a complete prepared corpus ({error})") from None
 
     @property

@@ -183,6 +183,7 @@ def _named(path: Path, rows: Iterator[tuple[int, list[str]]], has_header: bool) 
 
 def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     # The csv module refuses a carriage return within a cell without quotes.
+    """Read the rows of a .csv file, each with the number of its first line."""
     reader = csv.reader((line.replace("\r", " ") + "\n" for line in read_corpus_lines(path)), strict=True)
     number = 1
     try:
@@ -223,6 +224,7 @@ def _json_object(row: Any, location: str) -> dict[str, Any]:  # noqa: ANN401
 
 
 def _dataset_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+    """Read the rows of a Parquet file, or of a dataset saved to a folder, with the library `datasets`."""
     datasets = import_datasets()
     try:
         if path.is_dir():

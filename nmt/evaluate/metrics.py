@@ -231,10 +231,7 @@ def count(
     numbers of hypotheses and references differ or are zero, and UserError for an invalid setting.
     """
     if len(hypotheses) != len(references) or not hypotheses:
-        raise ValueError(
-            f"cannot score {len(hypotheses)} hypotheses against {len(references)} references: "
-            "their numbers must be equal and not zero"
-        )
+        raise ValueError(f"cannot score {len(hypotheses)} hypotheses against {len(references)} references")
     hypotheses, answers = nfc(hypotheses), _answers(nfc(references), sources)
     counted = {
         name: METRICS[name].count(hypotheses, answers, settings)

@@ -16,10 +16,9 @@ from nmt.attention.windows import GlobalWindow, LocalMonotonicWindow, LocalPredi
 from nmt.config.schema import model as schema
 from nmt.config.schema.base import Section
 from nmt.model.decoder import Decoder
-from nmt.model.encoder import Bridge, Encoder, SelfAttention
 from nmt.model.latent import InferenceNetwork, LatentDecoder, LatentPosition
 from nmt.model.output import CopyGate, LexicalModel, Output, Readout
-from nmt.model.recurrent import Recurrent, UpperLayers
+from nmt.model.recurrent import Bridge, Encoder, Recurrent, SelfAttention, UpperLayers
 from nmt.model.seq2seq import EmbeddingDropout, Seq2Seq
 from nmt.ops.draws import Dropout
 
@@ -64,7 +63,7 @@ Part = TypeVar("Part", bound=nn.Module)
 
 def build_model(config: schema.Model, source_vocab: int, target_vocab: int, pad: tuple[int, int]) -> Seq2Seq:
     """Build a new model with random parameters from torch's global generator. pad: ids of source and target padding."""
-    model = _modules(config, source_vocab, target_vocab, pad)
+    model = _build_modules(config, source_vocab, target_vocab, pad)
     initialize(model)
     return model
 
@@ -73,7 +72,7 @@ def build_unfilled(config: schema.Model, source_vocab: int, target_vocab: int, p
     """Build a model like `build_model`, but with uninitialised parameters, to be filled from a checkpoint. It skips the
     functions of torch.nn.init: on the device "meta" they would import torch's compiler, which takes a second."""
     with _Unfilled():
-        return _modules(config, source_vocab, target_vocab, pad)
+        return _build_modules(config, source_vocab, target_vocab, pad)
 
 
 class _Unfilled(TorchFunctionMode):
@@ -92,7 +91,7 @@ class _Unfilled(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-def _modules(config: schema.Model, source_vocab: int, target_vocab: int, pad: tuple[int, int]) -> Seq2Seq:
+def _build_modules(config: schema.Model, source_vocab: int, target_vocab: int, pad: tuple[int, int]) -> Seq2Seq:
     embedding, attention = config.embedding, config.attention
     source_embedding = nn.Embedding(source_vocab, embedding.dim, padding_idx=pad[0])
     target_embedding = source_embedding
@@ -112,7 +111,7 @@ def _modules(config: schema.Model, source_vocab: int, target_vocab: int, pad: tu
         decoder,
         output,
         build_policy(attention, config.decoder.hidden, target_vocab),
-        _inference(config, encoder.output_dim),
+        _inference_network(config, encoder.output_dim),
         embedding_dropout=EmbeddingDropout(embedding.dropout, embedding.word_dropout),
     )
 
@@ -155,10 +154,10 @@ def initialize(model: Seq2Seq) -> None:
 def _encoder(config: schema.Model) -> Encoder:
     encoder = config.encoder
     if encoder.bidirectional == "first":
-        rnn = _recurrent(encoder, config.embedding.dim, layers=1, bidirectional=True)
+        rnn = _recurrent_network(encoder, config.embedding.dim, layers=1, bidirectional=True)
         upper = _upper_layers(encoder, [2 * encoder.hidden] + [encoder.hidden] * (encoder.layers - 2))
     else:
-        rnn, upper = _recurrent(encoder, config.embedding.dim, encoder.layers, encoder.bidirectional), None
+        rnn, upper = _recurrent_network(encoder, config.embedding.dim, encoder.layers, encoder.bidirectional), None
     attention, dim = encoder.self_attention, encoder.output_dim
     layers: list[SelfAttention] = []
     if isinstance(attention, schema.EncoderSelfAttention):
@@ -183,12 +182,12 @@ def _decoder(config: schema.Model, encoder: Encoder) -> Decoder:
     upper = None
     if decoder.attend == "first_layer":
         upper = _upper_layers(decoder, [decoder.hidden + context_dim] * (decoder.layers - 1))
-    rnn = _recurrent(decoder, input_dim, decoder.layers if upper is None else 1)
+    rnn = _recurrent_network(decoder, input_dim, decoder.layers if upper is None else 1)
     conditional = None
     if decoder.attend == "between":
         conditional = CELLS[decoder.cell](context_dim, decoder.hidden, batch_first=True)
     readout = Readout(decoder.readout, decoder.hidden, context_dim, word_dim, decoder.readout_dim)
-    latent = _latent(config.attention)
+    latent = _latent_position(config.attention)
     build = Decoder if latent is None else partial(LatentDecoder, latent=latent)
     return build(
         rnn,
@@ -205,7 +204,7 @@ def _decoder(config: schema.Model, encoder: Encoder) -> Decoder:
     )
 
 
-def _latent(attention: schema.Attention) -> LatentPosition | None:
+def _latent_position(attention: schema.Attention) -> LatentPosition | None:
     if not isinstance(attention, schema.ScoredAttention):
         return None
     match alignment := attention.alignment:
@@ -218,7 +217,7 @@ def _latent(attention: schema.Attention) -> LatentPosition | None:
     return None
 
 
-def _inference(config: schema.Model, memory_dim: int) -> InferenceNetwork | None:
+def _inference_network(config: schema.Model, memory_dim: int) -> InferenceNetwork | None:
     attention, decoder = config.attention, config.decoder
     if not isinstance(attention, schema.ScoredAttention) or not isinstance(attention.alignment, schema.Variational):
         return None
@@ -227,14 +226,14 @@ def _inference(config: schema.Model, memory_dim: int) -> InferenceNetwork | None
     return InferenceNetwork(rnn, memory_dim, Dropout(decoder.dropout), sample=alignment.estimator == "sample")
 
 
-def _recurrent(network: schema.Network, input_dim: int, layers: int, bidirectional: bool = False) -> Recurrent:
+def _recurrent_network(network: schema.Network, input_dim: int, layers: int, bidirectional: bool = False) -> Recurrent:
     options = {"dropout": network.dropout if layers > 1 else 0.0, "bidirectional": bidirectional}
     return CELLS[network.cell](input_dim, network.hidden, layers, batch_first=True, **options)
 
 
 def _upper_layers(network: schema.Network, input_dims: list[int]) -> UpperLayers:
     """Build the layers above the first. input_dims: the width of the input of each, the lowest first."""
-    layers = [_recurrent(network, input_dim, layers=1) for input_dim in input_dims]
+    layers = [_recurrent_network(network, input_dim, layers=1) for input_dim in input_dims]
     return UpperLayers(layers, network.first_residual, network.dropout)
 
 

@@ -23,7 +23,7 @@ from nmt.config.errors import UserError
 from nmt.data.tokenizer import Tokenizers
 from nmt.model.build import build_model, build_unfilled
 from nmt.model.seq2seq import Ensemble, Seq2Seq
-from nmt.system.files import raise_system_error, read_bytes, write_atomically
+from nmt.system.files import read_bytes, reraise_if_system_error, write_atomically
 from nmt.system.machine import is_out_of_memory
 from nmt.system.run import RunDirectory
 
@@ -49,7 +49,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     try:
         state = _from_safetensors(path) if path.suffix == Path(BEST).suffix else _from_torch(path)
     except Exception as error:  # a damaged file can raise nearly anything
-        raise_system_error(error)
+        reraise_if_system_error(error)
         if is_out_of_memory(error):
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), str(path)) from None
         raise ValueError(f"not a checkpoint ({error})") from None
@@ -105,6 +105,7 @@ def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
 
 
 def _from_torch(path: Path) -> Any:  # noqa: ANN401
+    """Read a file of torch.save, unless it is damaged or would allocate more memory than its size."""
     with zipfile.ZipFile(path) as archive:
         records = archive.infolist()
         # A few compressed bytes could become gigabytes, and records could overlap.
@@ -126,6 +127,7 @@ def new_model(config: schema.TrainConfig, tokenizers: Tokenizers) -> Seq2Seq:
 
 
 def _sizes(tokenizers: Tokenizers) -> tuple[int, int, tuple[int, int]]:
+    """Return the arguments of `build_model` that follow from the tokenizers."""
     source, target = tokenizers
     return source.vocab_size, target.vocab_size, (source.pad, target.pad)
 
@@ -161,6 +163,7 @@ def load_model(config: schema.TrainConfig, tokenizers: Tokenizers, path: Path) -
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """Read a checkpoint. Raises UserError if it is missing or damaged."""
     if not path.is_file():
         raise UserError(f"{path}: no such checkpoint; a run has one from its first validation on")
     try:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from nmt.attention.attention import Attended, Attention, Memory, MultiHeadAttention, Steering, join_steps
 from nmt.attention.scores import Past
-from nmt.model.encoder import Encoded
 from nmt.model.output import (
     CopyGate,
     Copying,
@@ -28,6 +27,7 @@ from nmt.model.output import (
     copyable,
 )
 from nmt.model.recurrent import (
+    Encoded,
     LayerParameters,
     Recurrent,
     RecurrentState,
@@ -453,11 +453,9 @@ class Decoder(nn.Module):
         return DecoderStep(output, attended, readout, context, state)
 
     def _query(self, query: Tensor, state: DecoderState) -> tuple[Attended, Tensor, Tensor]:
-        """Attend with the queries (N, H) of one step, grouped by sentence.
-
-        Returns the result (N, 1, ...), and what the context adds to the recurrent layers (N, C) and to the readout
-        (N, P). If only one of both reads the context at this step, the other result is of no use.
-        """
+        """Attend with the queries (N, H) of one step, grouped by sentence. Returns the result (N, 1, ...), and what the
+        context adds to the recurrent layers (N, C) and to the readout (N, P). If only one of both reads the context at
+        this step, the other result is of no use."""
         parameters, source = state.parameters, state.source
         assert source is not None
         assert parameters.attention is not None
@@ -496,11 +494,9 @@ class Decoder(nn.Module):
         return readout
 
     def _predict(self, readouts: Tensor, weights: Tensor | None, state: DecoderState) -> Prediction:
-        """Make the prediction from readouts (B, T, R), with what the lexical model adds, and weights (B, T, S).
-
-        For one step of a search, pass (N, R) and (N, S). With a copy gate, the prediction is then grouped by sentence:
-        (B, N / B, ...).
-        """
+        """Make the prediction from readouts (B, T, R), with what the lexical model adds, and weights (B, T, S). For one
+        step of a search, pass (N, R) and (N, S). With a copy gate, the prediction is then grouped by sentence: (B, N /
+        B, ...)."""
         readouts = self._add_lexical(readouts, weights, state)
         if self.copy is None or weights is None:
             return Readouts(readouts)

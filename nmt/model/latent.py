@@ -114,11 +114,8 @@ class LatentDecoder(Decoder):
         self, embedded: Tensor, words: Tensor | None, state: DecoderState, target: Tensor, output: OutputLayer
     ) -> tuple[Run, Mixture]:
         """Attend step by step, where each step reads the posterior of the previous step's position (the forward
-        algorithm, if positions are states of a hidden Markov model).
-
-        The decoder's states depend on words alone. So the probabilities of all tokens from all positions are computed
-        before the loop over steps.
-        """
+        algorithm, if positions are states of a hidden Markov model). The decoder's states depend on words alone. So the
+        probabilities of all tokens from all positions are computed before the loop over steps."""
         hidden, _ = self._run_words(embedded, state)
         memory, past = state.attended_source()[:2]
         B, T, S = *target.shape, memory.valid.shape[1]
@@ -179,11 +176,9 @@ class LatentDecoder(Decoder):
     def _smooth(
         self, posterior: Tensor, prior: Tensor, counted: Tensor, embedded: Tensor, state: DecoderState
     ) -> Tensor:
-        """Run the backward pass of the forward-backward algorithm -> p(s_t | y_1 ... y_T) (B, T, S).
-
-        posterior: p(s_t | y_1 ... y_t) (B, T, S); prior: p(s_t | y_1 ... y_{t-1}) (B, T, S); counted: bool (B, T),
-        False at padding; embedded: (B, T, E) target.
-        """
+        """Run the backward pass of the forward-backward algorithm -> p(s_t | y_1 ... y_T) (B, T, S). posterior: p(s_t |
+        y_1 ... y_t) (B, T, S); prior: p(s_t | y_1 ... y_{t-1}) (B, T, S); counted: bool (B, T), False at padding;
+        embedded: (B, T, E) target."""
         normalizer, memory = cast(FirstOrderNormalizer, self.attention.normalizer), state.attended_source().memory
         hidden, _ = self._run_words(embedded, state)
         energies, keep = self.attention.score(hidden, memory.keys), memory.valid[:, None]
@@ -214,10 +209,8 @@ class LatentDecoder(Decoder):
         self, output: Tensor, weights: Tensor, word: Tensor | None, state: DecoderState, averages_losses: bool = False
     ) -> tuple[Mixture, Tensor]:
         """Mix the readouts of source positions: outputs (B, T, H), weights (B, T, S), what words add to the readouts
-        (B, T, P) -> Mixture, and the readouts before their activation, without a context (B * T, P).
-
-        For one step of a search, pass rows (N, ...) grouped by sentence. averages_losses: see `Mixture`.
-        """
+        (B, T, P) -> Mixture, and the readouts before their activation, without a context (B * T, P). For one step of a
+        search, pass rows (N, ...) grouped by sentence. averages_losses: see `Mixture`."""
         source, parameters = state.attended_source(), state.parameters
         assert source.contexts is not None
         partial = linear(output, parameters.output, parameters.output_bias)
@@ -264,11 +257,9 @@ class InferenceNetwork(nn.Module):
 
 
 def _of_positions(partial: Tensor, contexts: Tensor, positions: Tensor | None) -> Tensor:
-    """Add the context term of source positions to the rest of the sum inside the readout's activation.
-
-    partial (B, T, P), contexts (B, S, P), positions int64 (B, T, K) -> (B, T, K, P). Without `positions`, these are
-    all S positions in order, so K = S.
-    """
+    """Add the context term of source positions to the rest of the sum inside the readout's activation. partial (B, T,
+    P), contexts (B, S, P), positions int64 (B, T, K) -> (B, T, K, P). Without `positions`, these are all S positions in
+    order, so K = S."""
     if positions is None:
         return partial[:, :, None] + contexts[:, None]
     B, T, K = positions.shape

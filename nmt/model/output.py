@@ -121,7 +121,7 @@ class Output(Linear):
         return self.layer().logits(readouts)
 
     def layer(self) -> OutputLayer:
-        """Prepare the parameters for products."""
+        """Return the parameters as products read them: with fixnorm, each row of the weight is divided by its norm."""
         # With tied embeddings, the row of padding starts as zeros. There `eps` bounds the gradient of `normalize`.
         weight = self.weight if self.scale is None else normalize(self.weight, dim=-1, eps=MIN_NORM)
         return OutputLayer(weight, self.bias, self.scale)

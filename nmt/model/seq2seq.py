@@ -15,9 +15,9 @@ from nmt.attention.alignment import Policy
 from nmt.attention.attention import Detail, Steering
 from nmt.attention.normalizers import SoftmaxNormalizer
 from nmt.model.decoder import Decoded, Decoder, DecoderState, Infer, Inferred
-from nmt.model.encoder import Bridge, Encoder
 from nmt.model.latent import InferenceNetwork
 from nmt.model.output import Output, Prediction
+from nmt.model.recurrent import Bridge, Encoder
 from nmt.ops.draws import Dropout, dropout
 from nmt.ops.output_loss import cross_entropy
 
@@ -136,10 +136,8 @@ class Seq2Seq(nn.Module):
         return self.decoder.initial_state(self.bridge(encoded.summary), encoded, parameters, source, words)
 
     def forward(self, source: Tensor, lengths: Tensor, target: Tensor, target_out: Tensor | None = None) -> Decoded:
-        """Teacher-force: source int64 (B, S), lengths (B,), target (B, T) = <s> y_1 ... y_{T-1} -> Decoded.
-
-        target_out: int64 (B, T) = y_1 ... y_T, from which an inference network infers the latent alignment in training.
-        """
+        """Teacher-force: source int64 (B, S), lengths (B,), target (B, T) = <s> y_1 ... y_{T-1} -> Decoded. target_out:
+        int64 (B, T) = y_1 ... y_T, from which an inference network infers the latent alignment in training."""
         return self.decode(target, self.encode(source, lengths), target_out)
 
     def decode(self, target: Tensor, state: DecoderState, target_out: Tensor | None = None) -> Decoded:
@@ -217,7 +215,7 @@ class SearchEnsemble:
     """
 
     def __init__(self, members: Sequence[Any]) -> None:
-        """members: Seq2Seq models, or models prepared for search; both have the methods `encode` and `step`."""
+        """members: Seq2Seq models, or search models; both have the methods `encode` and `step`."""
         self.members = tuple(members)
 
     def encode(self, source: Tensor, lengths: Tensor, vocabulary: Tensor | None = None) -> EnsembleState:
@@ -275,5 +273,6 @@ def log_mean(log_probs: Sequence[Tensor]) -> Tensor:
 
 
 def _mean(weights: Sequence[Tensor | None]) -> Tensor | None:
+    """Average the weights of the models that have an attention; None if none has."""
     present = [weight.float() for weight in weights if weight is not None]
     return torch.stack(present).mean(0) if present else None

@@ -114,9 +114,7 @@ def sentence_keys(seed: Sequence[int], numbers: NDArray[Any]) -> Tensor:
 
 def sampling_draws(keys: Tensor, samples: int, device: torch.device) -> Callable[[Tensor], Tensor]:
     """Make a function that draws a number in [0, 1) for each of the given rows: int64 (N,) -> (N,), new at each call.
-
-    keys: int64 (B,). A row is a sample of a sentence: sentence i has rows i * samples to (i + 1) * samples - 1.
-    """
+    keys: int64 (B,). A row is a sample of a sentence: sentence i has rows i * samples to (i + 1) * samples - 1."""
     rows, counters = _copies(keys.to(device, non_blocking=True), samples), itertools.count(_SAMPLING)
     return lambda numbers: _uniform(rows[numbers], next(counters))
 

@@ -116,10 +116,13 @@ class OneReadout:
         self.gradients[0][:, self.chunk] = gradient.view(self.per_position, -1, gradient.shape[-1])
 
     def _positions(self, part: slice) -> slice:
+        """Return the positions of a part of the chunk among all N."""
         return slice(self.chunk.start + part.start, self.chunk.start + part.stop)
 
 
 class _ChunkedLoss(torch.autograd.Function):
+    """Computes loss and gradients chunk by chunk in the forward pass. The backward pass only scales the gradients."""
+
     @staticmethod
     def forward(  # noqa: PLR0913, PLR0917
         ctx: Any,  # noqa: ANN401
@@ -367,6 +370,7 @@ class SeveralReadouts(OneReadout):
         self.gradients[0].index_copy_(0, self.places, gradient.to(self.readouts.dtype))
 
     def _rows(self, part: slice) -> slice:
+        """Return the rows of the chunk that belong to the positions of a part."""
         return slice(self.ends[part.start], self.ends[part.stop])
 
 

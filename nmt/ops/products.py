@@ -106,6 +106,7 @@ class Int8Weight:
         return outputs.to(inputs.dtype).view(*inputs.shape[:-1], -1)
 
     def _product(self, rows: Tensor, bias: Tensor | None) -> Tensor:
+        """Round rows, which lie between -levels and levels, and multiply them by the weight and 1 / levels."""
         integers = (rows.round_() + ZERO).to(torch.uint8)
         weight = self.packed, self.scales, self.zeros
         outputs: Tensor = torch.ops.onednn.qlinear_pointwise(
@@ -188,6 +189,8 @@ def uses_of(tensor: Tensor) -> Uses | None:
 
 
 class _Defer(torch.autograd.Function):
+    """Passes tensors on. Its backward pass, which runs after those of all uses, adds the gradients that they stored."""
+
     @staticmethod
     def forward(
         ctx: Any,  # noqa: ANN401
@@ -316,6 +319,7 @@ class _Products:
     total: tuple[Tensor, Tensor] | None = None  # gradients of the weight and the bias, already reduced
 
     def add(self, inputs: Tensor, grads: Tensor) -> None:
+        """Store the inputs and the gradient of one use. If many are stored, reduce them."""
         self.inputs.append(inputs)
         self.grads.append(grads)
         self.elements += inputs.numel() + grads.numel()

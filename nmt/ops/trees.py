@@ -39,4 +39,5 @@ def join(trees: Sequence[Tree], dim: int) -> Tree:
 
 
 def _rebuilt(tree: Tree, parts: list[Any]) -> Tree:
+    """Make a tuple or NamedTuple of the type of `tree` from new parts."""
     return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)  # type: ignore[call-arg]

@@ -32,8 +32,8 @@ SYSTEM_ERRORS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.E
 log = logging.getLogger(__name__)
 
 
-def raise_system_error(error: Exception) -> None:
-    """Raise the error if it comes from the system or from permissions; return if the file's content caused it."""
+def reraise_if_system_error(error: Exception) -> None:
+    """Raise the error again if it comes from the system or from permissions; return if the file's content caused it."""
     if isinstance(error, OSError) and error.errno in SYSTEM_ERRORS:
         raise error
 
@@ -263,7 +263,7 @@ def unpacked(path: Path, name: str) -> Path:
                 _unpack(zipfile.ZipFile(file), status.st_size, Path(folder.name))
             except Exception as error:  # a damaged file can raise nearly anything
                 folder.cleanup()
-                raise_system_error(error)
+                reraise_if_system_error(error)
                 reason = format_value(str(error).partition("\n")[0] or type(error).__name__)
                 raise UserError(f"{name}: is not an archive of nmt-export, or is damaged ({reason})") from None
             _folders[version] = folder

@@ -265,6 +265,7 @@ def _has_gnu_openmp() -> bool:
 
 
 def _watch(threads: int, cpus: int, end: threading.Event) -> None:
+    """Until `end` is set, add idle threads each time the machine gets busy, and end them when it is idle again."""
     idle, before = None, Usage.now()
     while not end.wait(PERIOD):
         after = Usage.now()

@@ -175,6 +175,7 @@ class Workers:
             raise end
 
     def _submit(self, function: Callable[[Task], Result], task: Task) -> "Future[Result]":
+        """Submit a task to the pool of worker processes, which the first task starts."""
         with clean_start():
             if self._pool is None:
                 context = multiprocessing.get_context("spawn")  # a fork of a process with threads may deadlock

@@ -41,6 +41,8 @@ def terminal(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]) ->
 def _render(
     rows: Sequence[Mapping[str, object]], columns: Sequence[Column], style: str, escape: Callable[[str], str]
 ) -> str:
+    """Render a table in one of tabulate's styles."""
+
     def cell(column: Column, value: object) -> str:
         return "-" if value is None else escape(printable(" ".join(column.show(value).split())))
 

@@ -15,15 +15,15 @@ MIN_USED = 0.9  # fraction of training pairs that are used, below which the log 
 log = logging.getLogger(__name__)
 
 
-def corpus_report(prepared: PreparedCorpus, config: schema.TrainConfig, settings: ScoreSettings) -> dict[str, Any]:
+def corpus_report(corpus: PreparedCorpus, config: schema.TrainConfig, settings: ScoreSettings) -> dict[str, Any]:
     """Return the report of a prepared corpus, with round_trip_bleu of each held-out split and a warning if it is low.
 
     round_trip_bleu is the BLEU of the references, after the tokenizer has encoded and decoded them, against the
     unchanged references. No model's translations are expected to score higher.
     """
-    splits, warnings = dict(prepared.report["splits"]), list(prepared.report["warnings"])
-    for split in prepared.held_out:
-        bleu = round_trip_bleu(split, prepared.tokenizers.target, settings)
+    splits, warnings = dict(corpus.report["splits"]), list(corpus.report["warnings"])
+    for split in corpus.held_out:
+        bleu = round_trip_bleu(split, corpus.tokenizers.target, settings)
         splits[split.name] = {**splits[split.name], "round_trip_bleu": round(bleu, 4)}
         if bleu < MIN_BLEU:
             lowercase = config.tokenizer.lowercase and not config.evaluation.lowercase
@@ -33,7 +33,7 @@ def corpus_report(prepared: PreparedCorpus, config: schema.TrainConfig, settings
                 f"and decoded them, so all translations score too low; try "
                 f"{'evaluation.lowercase=true' if lowercase else other}"
             )
-    return {**prepared.report, "splits": splits, "warnings": warnings}
+    return {**corpus.report, "splits": splits, "warnings": warnings}
 
 
 def round_trip_bleu(split: Split, tokenizer: Tokenizer, settings: ScoreSettings, sentences: int = ROUND_TRIPS) -> float:

@@ -181,6 +181,7 @@ class GraphedPasses:
         return self._run(batch, tokens, step)
 
     def _run(self, batch: Batch, tokens: int, step: int) -> Value:
+        """Compute the value of a batch without a recording. The first batch shows which parameters have a gradient."""
         value = self.passes(batch, tokens, step)
         if not self.recorded_gradients:
             used = [parameter for parameter in self.parameters if parameter.grad is not None]

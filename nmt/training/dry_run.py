@@ -1,4 +1,4 @@
-"""Runs a dry run: it prepares and builds a job, times a few updates and a small validation, and estimates the time and
+"""Runs a dry run: it sets up a job, times a few updates and a small validation, and estimates the time and
 memory of the whole job."""
 
 import math
@@ -33,7 +33,7 @@ GIB = 2**30  # bytes
 class Costs(NamedTuple):
     """The measurements of a dry run."""
 
-    preparation: float  # seconds until the first update
+    set_up: float  # seconds until the first update
     update: float  # mean seconds of an update
     tokens: float  # mean target tokens of an update
     pair: float  # mean seconds of a validation per sentence pair
@@ -46,7 +46,7 @@ def dry_run(
     choices: Mapping[str, str] | None = None,
     observer: Observer | None = None,
 ) -> int:
-    """Prepare and build a run, time a few updates and a small validation, and print what the whole run would take.
+    """Set up a run, time a few updates and a small validation, and print what the whole run would take.
 
     Writes only into the parent folder of `directory`. If data.cache_dir does not hold the prepared corpus, the corpus
     is prepared in that parent folder. Returns an exit status: 0, or 128 + the number of the signal that stopped the dry
@@ -59,14 +59,14 @@ def dry_run(
         config = config.model_copy(update={"data": elsewhere})
     with Job.join(config, directory) as job:
         setup = set_up(job, overrides, choices)
-        trainer, preparation = setup.trainer, time.perf_counter() - began
+        trainer, set_up_seconds = setup.trainer, time.perf_counter() - began
         try:
             with trainer.signals:
                 update, tokens = _time_updates(trainer, TIMED_SECONDS)
                 peak = job.group.largest(peak_memory(job.machine.device))
                 pair = _time_validation(setup)
                 ideal = job.group.on_main(lambda: ideal_seconds(trainer, cache))
-                costs = Costs(preparation, update, tokens, pair)
+                costs = Costs(set_up_seconds, update, tokens, pair)
         except Interrupted as stop:
             return 128 + stop.signum
         if job.group.is_main:
@@ -118,7 +118,7 @@ def _time_validation(setup: Setup) -> float:
     length = int(split.target.lengths_of(pairs).max())
     lengths = {"min_length": length, "max_length": length, "max_ratio": length}
     translator.use_search(translator.settings.model_copy(update=lengths))
-    setup.validator(pairs)  # not timed, because it also prepares the model for search
+    setup.validator(pairs)  # not timed, because it also makes the search model
     began = time.perf_counter()
     setup.validator(pairs)
     return (time.perf_counter() - began) / len(pairs)
@@ -138,7 +138,7 @@ def cost_report(setup: Setup, costs: Costs, peak: int, ideal: float) -> list[str
     interval = config.validation.every * (1 if config.validation.unit == "steps" else epoch)
     validations = math.ceil(total / interval) + (config.training.start_from is not None)
     validation = len(splits["validation"]) * costs.pair
-    seconds = costs.preparation + total * costs.update + validations * validation
+    seconds = costs.set_up + total * costs.update + validations * validation
     seconds += sum(len(split) for split in setup.corpus.held_out) * costs.pair
     group, device = setup.job.group, setup.job.machine.device
     kind = "GPU memory" if device.type == "cuda" else "memory"

@@ -265,6 +265,7 @@ def evaluate(setup: Setup, journal: Journal) -> None:
 
 
 def _evaluate_split(setup: Setup, split: Split) -> None:
+    """Evaluate the model on a held-out split, log its scores, and save heatmaps."""
     run, translator, group = setup.job.run, setup.translator, setup.job.group
     hidden = group.hides_progress
     with tqdm(total=len(split), desc=f"translate {split.name}", unit=" sent", disable=hidden, leave=False) as bar:

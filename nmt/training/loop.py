@@ -152,6 +152,7 @@ class TrainingLoop:
             raise Pruned
 
     def _validation_due(self) -> bool:
+        """Is a validation due after this update: as configured, and after the last one?"""
         validation, trainer = self.config.validation, self.trainer
         if self.validated == trainer.step:
             return False
@@ -162,6 +163,7 @@ class TrainingLoop:
         return trainer.at_end_of_epoch and (trainer.epoch + 1) % validation.every == 0
 
     def _log(self) -> None:
+        """Hand the means of the updates since the last call to the journal, and begin a new window."""
         window, self.window = self.window, LogWindow()
         if not window.updates:
             return
@@ -207,6 +209,7 @@ class TrainingLoop:
         return scores[self.stopping.monitor]
 
     def _save(self) -> None:
+        """Write the last checkpoint, on rank 0."""
         if not self.trainer.group.is_main:
             return
         self.run.check_present()

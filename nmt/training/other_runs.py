@@ -46,7 +46,7 @@ class Teachers(NamedTuple):
     records: list[dict[str, Any]]  # description of each teacher's run for the manifest, from `record_of`
 
 
-def load_initial_weights(config: schema.TrainConfig, prepared: PreparedCorpus) -> InitialWeights | None:
+def load_initial_weights(config: schema.TrainConfig, corpus: PreparedCorpus) -> InitialWeights | None:
     """Load the best checkpoint of training.start_from; return None if the configuration names no run.
 
     If that run has other tokenizers, its embeddings and output layer are converted to the new vocabulary. Raises
@@ -68,17 +68,17 @@ def load_initial_weights(config: schema.TrainConfig, prepared: PreparedCorpus) -
         raise
     weights, record = model.state_dict(), record_of(run, checkpoint)
     description = f"initial weights: step {record['step']} of {record['run']}"
-    if not all(old.same_as(new) for old, new in zip(tokenizers, prepared.tokenizers, strict=True)):
+    if not all(old.same_as(new) for old, new in zip(tokenizers, corpus.tokenizers, strict=True)):
         torch.manual_seed(config.seed)
-        random = new_model(config, prepared.tokenizers).state_dict()
-        weights, spelled = transfer_weights(weights, random, tokenizers, prepared.tokenizers)
+        random = new_model(config, corpus.tokenizers).state_dict()
+        weights, spelled = transfer_weights(weights, random, tokenizers, corpus.tokenizers)
         pieces = " and ".join(f"{count} {side} pieces" for side, count in spelled.items())
         description += f", with another tokenizer: {pieces} start from its vectors"
     return InitialWeights(weights, record, description)
 
 
 def load_teachers(
-    config: schema.TrainConfig, prepared: PreparedCorpus, machine: Machine, recorded: Sequence[Mapping[str, Any]] = ()
+    config: schema.TrainConfig, corpus: PreparedCorpus, machine: Machine, recorded: Sequence[Mapping[str, Any]] = ()
 ) -> Teachers:
     """Load the best checkpoints of objective.teachers; return no teachers if the objective is not distillation.
 
@@ -89,8 +89,8 @@ def load_teachers(
     for path in config.objective.teachers if isinstance(config.objective, Distillation) else []:
         run = RunDirectory.existing(path, "objective.teachers")
         saved = load_config(run.config)
-        _refuse_other_tokenizers(run, saved.tokenizer.lowercase, prepared)
-        model, checkpoint = load_model(saved, prepared.tokenizers, run.checkpoints / BEST)
+        _refuse_other_tokenizers(run, saved.tokenizer.lowercase, corpus)
+        model, checkpoint = load_model(saved, corpus.tokenizers, run.checkpoints / BEST)
         teachers.models.append(model.eval().to(machine.device))
         teachers.records.append(record_of(run, checkpoint))
     now, before = ([(one["step"], one["scores"]) for one in records] for records in (teachers.records, recorded))
@@ -106,9 +106,9 @@ def record_of(run: RunDirectory, checkpoint: Mapping[str, Any]) -> dict[str, Any
     return {"run": str(run.source), **best, "system": run.system_digest()}
 
 
-def _refuse_other_tokenizers(run: RunDirectory, lowercase: bool, prepared: PreparedCorpus) -> None:
+def _refuse_other_tokenizers(run: RunDirectory, lowercase: bool, corpus: PreparedCorpus) -> None:
     tokenizers = Tokenizers.load(run.path, lowercase)
-    if not all(old.same_as(new) for old, new in zip(tokenizers, prepared.tokenizers, strict=True)):
+    if not all(old.same_as(new) for old, new in zip(tokenizers, corpus.tokenizers, strict=True)):
         raise UserError(
             f"objective.teachers={run.source}: was trained with another tokenizer than this run; use the same one "
             f"(tokenizer=file tokenizer.lowercase={short(lowercase)}), whose models are in {run.path}"

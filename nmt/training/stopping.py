@@ -68,6 +68,7 @@ class StopSignals:
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
+        """Install the handlers; in other threads than the main one, do nothing."""
         if threading.current_thread() is not threading.main_thread():
             return self
         recorded = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]

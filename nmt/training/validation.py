@@ -90,6 +90,7 @@ class Validator:
         model, machine, pad = self.translator.single, self.translator.machine, self.translator.tokenizers.target.pad
 
         def measure(indices: Indices) -> tuple[Tensor, int]:
+            """Compute the negative log-likelihood () of a batch of pairs, and count its target tokens."""
             (batch,) = self.batches.load(indices, 0)
             batch = batch.to(machine.device)
             with machine.autocast():

@@ -103,9 +103,7 @@ class Guide:
         """Raise UserError or TypeError for controls that are wrong or that the search method does not support."""
         method, constraints, prefix = self.method, controls.get("constraints") or [], controls.get("prefix") or ""
         if (any(constraints) or controls.get("glossary")) and not method.takes_constraints:
-            raise UserError(
-                f"constraints and glossary need search=beam, but this search is {method.settings.kind}; use search=beam"
-            )
+            raise UserError(f"constraints and glossary need search=beam, but this search is {method.settings.kind}")
         if any(isinstance(phrases, str) for phrases in (controls.get("forbidden"), constraints, *constraints)):
             raise TypeError("constraints and forbidden: a list of phrases is expected, not a string")
         for key in ("constraints", "prefixes"):

@@ -104,14 +104,15 @@ def draw_alignment(
     """Draw weights (T, S) in [0, 1] as T x S square cells, labelled with tokens.
 
     Tokens are words, characters or SentencePiece pieces; a piece that continues a word is shown as "•piece", a space
-    between characters as "␣". `meaning` labels the colour bar.
+    between characters as "␣". `meaning` labels the colour bar. Raises ValueError if the matrix is empty or does not
+    match the tokens.
 
     The figure grows up to 60 tokens on the longer side; then the cells shrink up to 96 tokens, the figure grows again
     up to 175, and beyond that the cells shrink further. If the labels would overlap, only every n-th is shown.
     """
+    if weights.shape != (len(target), len(source)) or not weights.size:
+        raise ValueError(f"weights of shape {weights.shape} for {len(target)} target and {len(source)} source tokens")
     rows, columns = weights.shape
-    assert (rows, columns) == (len(target), len(source))
-    assert weights.size > 0
     longer = max(rows, columns)
     cell = min(CELL_SIZE, max(MAX_SIDE / longer, SMALL_CELL_SIZE), MAX_LARGE_SIDE / longer)
     figure = Figure(figsize=(columns * cell, rows * cell), dpi=DPI, facecolor="white")

@@ -204,9 +204,7 @@ class Translator:
         `first_line`. attend: see nmt.translate.guidance.Controls.
         """
         if len(sources) != len(targets):
-            raise UserError(
-                f"sources: {len(sources)}, translations: {len(targets)}; give one translation of each source"
-            )
+            raise UserError(f"sources: {len(sources)}, translations: {len(targets)}; give one of each source")
         source_ids, source_pieces = self.encode(sources, first_line)
         limit = self.settings.max_source_length
         target_ids, target_pieces = encode_lines(self.tokenizers.target, targets, limit, "translation", first_line)

@@ -73,10 +73,8 @@ DRAWS = torch.Generator().manual_seed(1).get_state()
 
 @cache
 def configuration(name: str, reach: int = 1) -> schema.ScoredAttention:
-    """Build the section for a name such as additive-local_m-softmax-coverage-heads, made of the keys above.
-
-    Raises ValidationError if the configuration refuses the combination.
-    """
+    """Build the section for a name such as additive-local_m-softmax-coverage-heads, made of the keys above. Raises
+    ValidationError if the configuration refuses the combination."""
     score, window, normalizer, *rest = name.split("-")
     alignment = next((part for part in rest if part in ALIGNMENTS), "")
     local = {} if window == "global" else {"reach": reach}

@@ -18,10 +18,8 @@ Parameters = dict[str, Array]
 def attention(
     config: schema.ScoredAttention, p: Parameters, query: Array, states: Array, training: bool = False
 ) -> tuple[Array, Array]:
-    """Attend: (T, Q), (S, M) -> context (T, M), weights (T, S).
-
-    training: computes what monotonic attention does in training, without its noise.
-    """
+    """Attend: (T, Q), (S, M) -> context (T, M), weights (T, S). training: computes what monotonic attention does in
+    training, without its noise."""
     projection = config.projection
     if isinstance(projection, schema.NoHeads):
         weights = attend(config, p, query, states, training)
@@ -232,10 +230,8 @@ def first_stop(energies: Array, before: Array, t: int) -> Array:
 
 
 def chunked(stops: Array, energies: Array, chunk: int) -> Array:
-    """Sum softmaxes over the chunks that end at each position, weighted by the probability to stop there.
-
-    Chiu and Raffel 2018.
-    """
+    """Sum softmaxes over the chunks that end at each position, weighted by the probability to stop there. Chiu and
+    Raffel 2018."""
     weights = np.zeros(len(energies))
     for end in range(len(energies)):
         first = max(0, end - chunk + 1)
@@ -245,10 +241,8 @@ def chunked(stops: Array, energies: Array, chunk: int) -> Array:
 
 
 def constrained(energies: Array, bounds: Array) -> Array:
-    """Compute min(max(e - tau, 0), bound), with tau found by bisection so that the sum is 1 (Malaviya et al. 2018).
-
-    The last position has no bound.
-    """
+    """Compute min(max(e - tau, 0), bound), with tau found by bisection so that the sum is 1 (Malaviya et al. 2018). The
+    last position has no bound."""
     bounds = np.append(bounds[:-1], np.inf)
     low, high = energies.min() - 2, energies.max()
     for _ in range(100):
@@ -259,10 +253,8 @@ def constrained(energies: Array, bounds: Array) -> Array:
 
 
 def chain(unary: Array, pairwise: Array) -> Array:
-    """Compute p(z_s = 1) by the forward-backward algorithm (Kim et al. 2017, figure 2).
-
-    unary: log-potentials of z_s = 1. pairwise: log-potentials A[z_s, z_s+1].
-    """
+    """Compute p(z_s = 1) by the forward-backward algorithm (Kim et al. 2017, figure 2). unary: log-potentials of z_s =
+    1. pairwise: log-potentials A[z_s, z_s+1]."""
     potentials = np.stack([np.zeros(len(unary)), unary], axis=1)
     forward, backward = potentials.copy(), np.zeros_like(potentials)
     for s in range(1, len(unary)):

@@ -140,10 +140,8 @@ def queries(drawn: Tensor) -> Tensor:
 
 
 def exact_gradients(problem: Problem, discount: float = 1.0) -> list[Tensor]:
-    """Compute by enumeration the gradients of -E[r_1 + r_2], the rewards, with respect to all energies.
-
-    discount: factor of r_2 in the gradient for the first draw.
-    """
+    """Compute by enumeration the gradients of -E[r_1 + r_2], the rewards, with respect to all energies. discount:
+    factor of r_2 in the gradient for the first draw."""
     first, second = problem.first.clone().requires_grad_(), problem.second.clone().requires_grad_()
     p1, p2 = first.softmax(0), second.softmax(1)
     later = (p2 * problem.reward2).sum(1)

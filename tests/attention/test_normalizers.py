@@ -100,15 +100,6 @@ def test_noise_of_the_stated_deviation_moves_energies_in_training_alone() -> Non
     assert torch.equal(one, other)
 
 
-def test_gradient_of_a_monotonic_step() -> None:
-    energies, previous = (torch.randn(KEEP.shape, dtype=torch.float64, requires_grad=True) for _ in range(2))
-
-    def log_weights(energies: Tensor, previous: Tensor) -> Tensor:
-        return monotonic_log_weights(energies, KEEP, previous).masked_fill(~KEEP, 0.0)
-
-    assert torch.autograd.gradcheck(log_weights, (energies, previous))
-
-
 @pytest.mark.parametrize("energy", [-60.0, 60.0])
 def test_nothing_underflows(energy: float) -> None:
     """Stop probabilities are near 0 or 1: with energy 60, the last weight is about 1e-1016."""

@@ -19,9 +19,9 @@ from nmt.data.corpus import DemoPairs, Pair, Source, count_pairs, locate, splits
 TEXTS = [
     ("a cat", "une chatte"),
     ('say "hi', 'dis "salut'),
-    ("NA", "null"),
-    ("1.0", "007"),
+    ("NA", "1.0"),
     ("x\u2028y\x85z", "t\u2029u"),
+    ("007", "null"),
 ]
 
 PAIRS = [Pair(*pair) for pair in TEXTS]
@@ -62,10 +62,6 @@ def corpus(tmp_path: Path) -> Path:
 # Plain text
 
 
-def test_plain_text_splits_at_newlines_alone(corpus: Path) -> None:
-    assert read(corpus) == PAIRS
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -95,6 +91,7 @@ def delimited(separator: str, quote: str = "") -> str:
 
 
 WRITERS: dict[str, Callable[[Path], object]] = {
+    "text": lambda path: write_text(path, TEXTS[:4]),
     "t.tsv": lambda path: path.write_text(delimited("\t"), encoding="utf-8"),
     "t.csv": lambda path: path.write_text(delimited(",", '"'), encoding="utf-8"),
     "t.jsonl": lambda path: datasets.Dataset.from_dict(columns()).to_json(path),
@@ -104,8 +101,8 @@ WRITERS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_tables(name: str, tmp_path: Path) -> None:
-    """Cells such as NA, 1.0 or a single quotation mark are read as plain text."""
+def test_the_same_text_in_each_format(name: str, tmp_path: Path) -> None:
+    """Cells such as NA, 1.0 or a single quotation mark are read as plain text, and lines end at newlines alone."""
     WRITERS[name](tmp_path / name)
     assert read(tmp_path / name) == PAIRS[:4]
     if name.endswith(("tsv", "csv", "jsonl")):
@@ -251,6 +248,9 @@ def test_word_alignments_come_with_plain_text_where_there_are_some(corpus: Path)
     assert corpus.with_name("corpus.align") in result["train"][0].files
     with pytest.raises(UserError, match=r"data\.alignments=aling: no split has such a file"):
         splits(files_config(train=corpus, validation=other, alignments="aling"))
+    table = corpus.with_name("t.tsv")  # here they are a column
+    table.write_text("en\tfr\tlinks\na cat\tune chatte\t0-0 1-1\n")
+    assert read(table, alignments="links") == [Pair("a cat", "une chatte", "0-0 1-1")]
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])
@@ -262,12 +262,6 @@ def test_word_alignments_of_a_part_of_a_held_out_split_are_refused(split: str, c
     with pytest.raises(UserError, match=rf"other\.en of data\.{split} has no such file, but others of the split have"):
         splits(files_config(train=corpus, **held_out, alignments="align"))
     splits(files_config(train=both, validation=corpus, test=other, alignments="align"))
-
-
-def test_word_alignments_are_a_column_of_a_table(tmp_path: Path) -> None:
-    table = tmp_path / "t.tsv"
-    table.write_text("en\tfr\tlinks\na cat\tune chatte\t0-0 1-1\n")
-    assert read(table, alignments="links") == [Pair("a cat", "une chatte", "0-0 1-1")]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ from nmt.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, Tokenizers, copy_u
 from nmt.data.word_alignment import words_of_pieces
 
 ENGLISH, FRENCH, _ = (list(side) for side in zip(*DemoPairs(2, 300), strict=True))
-
 VALUES: dict[str, Any] = {
     "kind": "bpe",
     "vocab_size": 400,
@@ -68,7 +67,6 @@ def test_punctuation_is_split_off_unless_text_is_split_already() -> None:
 
 
 KINDS = ["bpe", "unigram", "char", "word"]
-
 ODD = [
     *("<s>", "</s>", "<unk>", "<pad>", "<0x0A>", "\u2581", "|||", "\u2047", " \u2047 ", "the", "cat", "LE", "\ufb01"),
     *(" ", "  ", "\t", "\r", "\r\n", "\n", "\x0b", "\x0c", "\x1c", "\x85", "\xa0", "\u2028", "\u2029", "\u3000"),
@@ -76,13 +74,14 @@ ODD = [
     *("e\u0301", "\u0301", "\U0001f468\u200d\U0001f469", "\U0001f1e9\U0001f1ea", "\u05e9", "\u0e20\u0e32", "\u4ed6"),
 ]
 
+Made = dict[tuple[str, str], Tokenizer]  # kind and Unicode form -> tokenizer
 TEXT = st.lists(
     st.one_of(st.sampled_from(ODD), st.text(st.characters(exclude_categories=["Cs"]), max_size=6)), max_size=8
 ).map("".join)
 
 
 @pytest.fixture(scope="module")
-def byte_tokenizers() -> dict[tuple[str, str], Tokenizer]:
+def byte_tokenizers() -> Made:
     pairs = [*((kind, "nfc") for kind in KINDS), *(("bpe", form) for form in ("none", "nfd", "nfkc", "nfkd"))]
     return {
         (kind, form): train(kind=kind, byte_fallback=True, vocab_size=600, normalization=form).source
@@ -105,7 +104,7 @@ def composed(text: str, form: str) -> str:
 
 @given(text=TEXT)
 @settings(max_examples=60, deadline=None)
-def test_bytes_spell_any_text(byte_tokenizers: dict[tuple[str, str], Tokenizer], text: str) -> None:
+def test_bytes_spell_any_text(byte_tokenizers: Made, text: str) -> None:
     for (_, form), tokenizer in byte_tokenizers.items():
         (ids,) = tokenizer.encode([text])
         assert ids[-1] == EOS
@@ -145,24 +144,20 @@ def test_pieces_of_a_sampled_segmentation_spell_the_line_too(shared: Tokenizers,
 
 @given(ids=st.lists(st.integers(0, 599), max_size=60))
 @settings(max_examples=60, deadline=None)
-def test_whatever_a_model_writes_is_one_line_of_unicode(
-    byte_tokenizers: dict[tuple[str, str], Tokenizer], ids: list[int]
-) -> None:
+def test_whatever_a_model_writes_is_one_line_of_unicode(byte_tokenizers: Made, ids: list[int]) -> None:
     for tokenizer in byte_tokenizers.values():
         text = tokenizer.decode([i for i in ids if i < tokenizer.vocab_size])
         assert not {"\n", "\r", "\u2581"} & set(text)
         assert text.encode("utf-8").decode("utf-8") == text
 
 
-def test_a_lone_surrogate_becomes_a_replacement_character(byte_tokenizers: dict[tuple[str, str], Tokenizer]) -> None:
+def test_a_lone_surrogate_becomes_a_replacement_character(byte_tokenizers: Made) -> None:
     tokenizer = byte_tokenizers["bpe", "none"]
     assert tokenizer.decode(tokenizer.encode(["a\ud800b \ud83d"])[0]) == "a\ufffdb \ufffd"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_line_of_a_million_characters_takes_seconds(
-    byte_tokenizers: dict[tuple[str, str], Tokenizer], kind: str
-) -> None:
+def test_a_line_of_a_million_characters_takes_seconds(byte_tokenizers: Made, kind: str) -> None:
     tokenizer = byte_tokenizers[kind, "nfc"]
     for line in ("ab" * 500_000, "the cat " * 125_000, "e" + "\u0301" * 999_999):
         began = time.process_time()
@@ -172,9 +167,7 @@ def test_a_line_of_a_million_characters_takes_seconds(
 
 
 SPELLINGS = ["가감", "Straße", "tchaá"]
-
 SOUNDS = ["k a̠ \u0261 a̠ m", "ʃ t ʁ a\u02d0 s ə", "tʃ ɐ̃ a\u02d0 d͡z"]
-
 SIDE = {key: VALUES[key] for key in schema.TokenizerSide.model_fields}
 
 

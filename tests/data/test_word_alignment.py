@@ -11,7 +11,6 @@ from nmt.data.word_alignment import (
     alignment_error_rate,
     attention_to_links,
     format_pharaoh,
-    hard_alignment,
     merge_to_words,
     parse_pharaoh,
     words,
@@ -19,9 +18,7 @@ from nmt.data.word_alignment import (
 )
 
 LINKS = st.sets(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=12)
-
 GOLD = st.tuples(LINKS, LINKS).map(lambda pair: (pair[0], pair[0] | pair[1]))  # (sure links, possible links)
-
 PIECES = st.lists(st.sampled_from(["▁", "▁ab", "cd", "e", "</s>", "."]), min_size=1, max_size=10)
 
 
@@ -110,11 +107,6 @@ def test_merging_by_definition(target: list[str], source: list[str], seed: int) 
     assert merged.sum(1) == pytest.approx(1)
 
 
-def test_hard_alignment_takes_the_first_of_the_heaviest() -> None:
-    weights = np.array([[0.2, 0.4, 0.4], [0.0, 0.1, 0.9], [0.0, 0.0, 0.0]])
-    assert hard_alignment(weights) == {(1, 0), (2, 1)}  # no link for a row without weight
-
-
 def peaked(heaviest: Sequence[int], sources: int) -> np.ndarray:
     """Make rows of weights that sum to 1, with their maximum at the given columns."""
     return 0.1 / sources + 0.9 * np.eye(sources)[list(heaviest)]
@@ -127,6 +119,8 @@ def peaked(heaviest: Sequence[int], sources: int) -> np.ndarray:
         (peaked([2, 1, 0], 3), "▁c ▁d </s>", "▁a ▁b </s>", {(1, 1)}),  # ▁c attends to </s>, and </s> to ▁a
         (peaked([0, 1], 3), "▁c ▁d", "▁a ▁b </s>", {(0, 0), (1, 1)}),  # a hypothesis that was cut short
         (np.array([[0.3, 0.3, 0.4, 0.0]]), "▁x", "▁a b ▁c </s>", {(0, 0)}),  # the pieces of a word win together
+        # The first of equal weights wins, and a word without weight has no link.
+        (np.array([[0.2, 0.4, 0.4, 0], [0, 0.1, 0.9, 0], [0] * 4]), "▁x ▁y ▁z", "▁a ▁b ▁c </s>", {(1, 0), (2, 1)}),
     ],
 )
 def test_links_between_words(weights: np.ndarray, target: str, source: str, links: set[Link]) -> None:

@@ -20,12 +20,6 @@ BIN = Path(sys.executable).parent
 SHORT = [*TINY, "training.max_steps=8", "data.train_size=100", "precision=fp32", "threads=1"]
 
 
-def torchrun(*words: str | Path, processes: int = 2, options: tuple[str, ...] = ()) -> list[str]:
-    """Make the command line that starts several processes on this machine."""
-    start = [str(BIN / "torchrun"), "--standalone", f"--nproc-per-node={processes}", *options, "--no-python"]
-    return [*start, str(BIN / words[0]), *map(str, words[1:])]
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("commands") / "run"
@@ -131,13 +125,11 @@ def test_the_first_value_is_agreed_on_and_outlives_a_restart(monkeypatch: pytest
 @pytest.mark.slow
 def test_a_killed_process_is_replaced_and_the_run_ends_in_the_same_bits(tmp_path: Path) -> None:
     steps = ["training.checkpoint_every=2", "training.max_steps=40", "training.max_epochs=20", "training.log_every=1"]
-    words = ["nmt-train", *SHORT, *steps, f"data.cache_dir={tmp_path}"]
+    start = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node=2", "--max-restarts=2", "--no-python"]
+    command = [*start, str(BIN / "nmt-train"), *SHORT, *steps, f"data.cache_dir={tmp_path}"]
     whole = tmp_path / "whole"
-    subprocess.run(torchrun(*words, f"hydra.run.dir={whole}"), check=True, capture_output=True, timeout=200)
-    os.chdir(tmp_path)
-    process = subprocess.Popen(
-        torchrun(*words, options=("--max-restarts=2",)), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+    subprocess.run([*command, f"hydra.run.dir={whole}"], check=True, capture_output=True, timeout=200)
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     killed = False
     while process.poll() is None and not killed:
         time.sleep(0.02)

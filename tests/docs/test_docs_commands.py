@@ -10,12 +10,10 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from conftest import TINY, values_of
+from conftest import TINY, run_config
 from documents import ROOT, blocks, name_of, pages
 from forks import call
 
-from nmt.config.checks import validated
-from nmt.config.schema import TrainConfig
 from nmt.training.job import train
 
 pytestmark = pytest.mark.system
@@ -52,7 +50,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "forbidden").write_text("petit\n")
     write_words(folder)
     shutil.copytree(ROOT / "docs" / "results" / "leaderboard", folder / "docs" / "results" / "leaderboard")
-    assert train(validated(TrainConfig, values_of("train", TRAINED)), folder / "DIR", []) == 0
+    assert train(run_config(*TRAINED), folder / "DIR") == 0
     return folder
 
 

@@ -7,11 +7,14 @@ a sentence is computed from them, or from the record of a packed run, and the se
 import json
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 import pytest
 
+from nmt.cli.compose import compose
+from nmt.config.schema import TrainConfig
 from nmt.evaluate.significance import holm
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -174,13 +177,11 @@ def test_presets_that_attend_after_the_step_without_a_latent_position() -> None:
 
 
 def test_presets_that_lose_to_bahdanau() -> None:
-    for names, sentence in (
-        (
-            ("gaussian_mixture", "monotonic", "mocha"),
-            "(`monotonic`, `mocha`, `gaussian_mixture`) has {} to {} BLEU less",
-        ),
-        (("gumbel", "hard"), "(`hard`, `gumbel`) have {} to {} BLEU less than `bahdanau`"),
-    ):
+    sentences = {
+        ("gaussian_mixture", "monotonic", "mocha"): "(`monotonic`, `mocha`, `gaussian_mixture`) has {} to {} BLEU less",
+        ("gumbel", "hard"): "(`hard`, `gumbel`) have {} to {} BLEU less than `bahdanau`",
+    }
+    for names, sentence in sentences.items():
         losses = [gain("bahdanau", name) for name in names]
         said(BOARD, sentence.format(f"{min(losses):.1f}", f"{max(losses):.1f}"))
 
@@ -249,6 +250,24 @@ def test_a_scaled_score_starts_too_flat() -> None:
     said(BOARD, *(f"| {name} | {listed([*curve(file), final_bleu(file)])}" for name, file in rows.items()))
     said(BOARD, f"`scaled_dot` is {below} below `luong_dot`, and differs")
     said("attention/scaled_dot.md", f"`scaled_dot` has {below} less than `luong_dot`")
+
+
+def test_the_default_readout_is_the_best_on_the_validation_set() -> None:
+    means: dict[str, list[float]] = {}
+    for readout in ("attentional", "deep", "maxout"):
+        cells = []
+        for preset in ("bahdanau", "luong_general"):
+            files = [
+                run(preset, seed) if readout == "deep" else f"multi30k_readouts/{preset}_{readout}_{seed}"
+                for seed in (1, 2, 3)
+            ]
+            assert {packed(file)["config"]["decoder"]["readout"] for file in files} == {readout}
+            scores = [float(packed(file)["results"]["validation"]["bleu"]) for file in files]
+            means.setdefault(preset, []).append(fmean(scores))
+            cells.append(f"{', '.join(f'{score:.2f}' for score in scores)} (mean {fmean(scores):.2f})")
+        said(BOARD, f"| `{readout}` | {' | '.join(cells)} |")
+    assert all(values[-1] == max(values) for values in means.values())
+    assert compose("train", TrainConfig, []).decoder.readout == "maxout"
 
 
 def test_attending_after_the_step_gains_without_input_feeding() -> None:

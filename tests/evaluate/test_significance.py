@@ -309,7 +309,8 @@ def test_so_many_seeds_are_needed_that_the_difference_is_detected() -> None:
 
 def test_equal_systems_rarely_differ_and_unequal_ones_do() -> None:
     equal, _ = study.simulated(100, 300, (3, 3))
-    assert equal["seeds and sentences"] <= 10 <= equal["covered"] - 80  # the level of 5 % and two standard deviations
+    assert equal["seeds and sentences"] <= 10  # the level of 5 % and two standard deviations
+    assert equal["covered"] >= 90
     unequal, _ = study.simulated(20, 300, (3, 3), gain=6.0)
     assert min(unequal["seeds and sentences"], unequal["covered"]) >= 16
 

@@ -16,12 +16,11 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from conftest import TINY, values_of
+from conftest import tiny_config
 from fake_cuda import CUDA, FakeCUDA, on_cuda, replace_libraries
 from torch import Tensor
 
 from nmt.config import schema
-from nmt.config.checks import validated
 from nmt.config.schema.training import SGD
 from nmt.data.batching import Batch, collate
 from nmt.model.build import build_model
@@ -152,7 +151,7 @@ def plant(fault: str) -> None:
 def measure(overrides: list[str]) -> dict[str, Any]:
     """Measure a configuration: the counts of an update and of the search methods, and what one more step adds."""
     mode = FakeCUDA()
-    config = validated(schema.TrainConfig, values_of("train", [*TINY, "device=cuda", *overrides]))
+    config = tiny_config("device=cuda", *overrides)
     machine = Machine(CUDA, config.precision)
     forward, update = update_counts(mode, config, machine, 4)
     shorter_forward, shorter_update = update_counts(mode, config, machine, 3)

@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import TINY, values_of
+from conftest import TINY, run_config, tiny_config
 from torch import Tensor, nn
 
 from nmt import Translator
 from nmt.attention.scores import additive_energies
-from nmt.config.checks import config_dir, validated
-from nmt.config.schema import TrainConfig
+from nmt.config.checks import config_dir
 from nmt.data.batching import make_batches
 from nmt.data.prepare import prepare
 from nmt.model.build import build_model
@@ -93,7 +92,7 @@ def test_a_preset_learns_resumes_and_translates_as_on_the_cpu(name: str, tmp_pat
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name not in RANDOM])
 def test_a_preset_s_gradient_is_that_of_the_cpu(name: str) -> None:
-    config = validated(TrainConfig, values_of("train", [*TINY, f"attention={name}", "embedding.dropout=0"]))
+    config = tiny_config(f"attention={name}", "embedding.dropout=0")
     model = build_model(config, 50, 50, (0, 0)).double().train()
     for module in model.modules():
         if isinstance(module, nn.RNNBase):
@@ -117,7 +116,7 @@ def updated(name: str, graphs: int, *more: str) -> tuple[list[Tensor], GraphedPa
     """Return the losses and gradient norms of 20 updates, with or without graphs, and the recorder of the passes."""
     overrides = [word for word in TINY if not word.startswith("device=")]
     given = [f"device={DEVICE}", f"attention={name}", "optimizer.lr=0.002", "schedule=constant", *more]
-    config = validated(TrainConfig, values_of("train", [*overrides, "training.cuda_graphs=40", *given]))
+    config = run_config(*overrides, "training.cuda_graphs=40", *given)
     prepared = prepare(config.data, config.tokenizer)
     machine = Machine.choose(config.device, config.precision, None)
     torch.manual_seed(config.seed)

@@ -5,12 +5,10 @@ from typing import Any
 
 import names
 import pytest
-from conftest import values_of
+from conftest import run_config
 from trained import copying  # noqa: F401
 
 from nmt import Translator
-from nmt.config.checks import validated
-from nmt.config.schema import TrainConfig
 from nmt.explain.explanation import explain
 from nmt.training.job import train
 
@@ -48,7 +46,7 @@ def test_names_that_were_never_read_are_copied(tmp_path: Path) -> None:
     for copies in ("true", "false"):
         run = tmp_path / copies
         given = [*corpus, "size=demo", *sizes, f"decoder.copy={copies}", "training.max_epochs=5"]
-        assert train(validated(TrainConfig, values_of("train", given)), run, []) == 0
+        assert train(run_config(*given), run) == 0
         texts = [translation.text for translation in Translator.load(run).translate(lines)]
         shares[copies] = names.share_of_names(of_sentences, texts)
     assert shares["true"] > 0.9

@@ -41,10 +41,8 @@ EXACT_SUM = POSTERIOR | {"prior_share": 0.0}
 
 
 def word_probs(model: Seq2Seq, sentence: int) -> tuple[Tensor, Tensor]:
-    """Compute p(y_t | h_s) and the energies, both (T, S), position by position.
-
-    The decoder must have no input feeding: it reads only the previous words.
-    """
+    """Compute p(y_t | h_s) and the energies, both (T, S), position by position. The decoder must have no input feeding:
+    it reads only the previous words."""
     one, length = slice(sentence, sentence + 1), int(LENGTHS[sentence])
     state = model.encode(SOURCE[one, :length], LENGTHS[one])
     memory = state.attended_source().memory

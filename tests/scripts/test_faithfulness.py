@@ -112,8 +112,7 @@ def test_curves_are_those_of_each_mask_by_itself(
     module: ModuleType, translator: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Masks the first source tokens one after the other, which then are not copied either. Decodes once per mask, while
-    the script decodes in batches of few tokens, after another pair.
-    """
+    the script decodes in batches of few tokens, after another pair."""
     translator.model.double()
     monkeypatch.setattr(module, "TOKENS", 40)
     monkeypatch.setattr(explanation, "COPIES", 3)
@@ -170,7 +169,7 @@ def test_runs_become_a_table_and_a_file(
 def test_every_preset_has_figures(
     module: ModuleType, preset: str, train_config: Callable[..., TrainConfig], tmp_path: Path
 ) -> None:
-    assert train(train_config(f"attention={preset}", "training.max_steps=1"), tmp_path / "run", []) == 0
+    assert train(train_config(f"attention={preset}", "training.max_steps=1"), tmp_path / "run") == 0
     run, translator = RunDirectory(tmp_path / "run"), Translator.load(tmp_path / "run")
     figures = module.faithfulness(translator, *run.held_out("test"), 2)
     known = {key for key, value in figures.items() if value is not None}

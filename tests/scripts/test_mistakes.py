@@ -10,7 +10,7 @@ SCRIPTS = Path(script("runs").__file__).parent
 FILES = ["data=files", "data.train=a", "data.validation=b"]
 STUDENT = ["out", "seed=1", "--student"]
 LARGER = ["--student", "encoder.hidden=8"]
-
+FILES_OUT, SEVERAL = ["out", *FILES, "size=demo"], ["data=multilingual", "data.corpora=[a-b,b-a]", *FILES[1:]]
 
 MISTAKES = [
     ("ablation", ["out", "seed=1", "--changes", "no-dropuot"], "no such change: no-dropuot"),
@@ -21,27 +21,11 @@ MISTAKES = [
     ("distill", [*STUDENT, "a='b"], 'error: --student "a=\'b": no closing quotation'),
     ("distill", ["out", *TINY, *LARGER], "(encoder.hidden is 16 there, 8 here); with"),
     ("distill", [*STUDENT, "tokenizer.vocab_size=900"], "another corpus gives another tokenizer"),
-    (
-        "distill",
-        ["out", "attention=hard", "--student", ""],
-        "objective.kind=distillation needs positions that need no reward",
-    ),
+    ("distill", ["out", "attention=hard", "--student", ""], "objective.kind=distillation needs positions that need no"),
     ("diversify", ["out", "seed=1"], "data=demo: has one direction only"),
-    (
-        "diversify",
-        ["out", "data=multilingual", "data.corpora=[a-b,b-a]", *FILES[1:], "size=demo"],
-        "has several directions",
-    ),
-    (
-        "diversify",
-        ["out", *FILES, "size=demo", "data.alignments=a"],
-        "data.alignments: would be for one direction only",
-    ),
-    (
-        "diversify",
-        ["out", *FILES, "size=demo", "--search", "search.beam_size=0"],
-        "search.beam_size=0: input should be",
-    ),
+    ("diversify", ["out", "size=demo", *SEVERAL], "has several directions"),
+    ("diversify", [*FILES_OUT, "data.alignments=a"], "data.alignments: would be for one direction only"),
+    ("diversify", [*FILES_OUT, "--search", "search.beam_size=0"], "search.beam_size=0: input should be"),
     ("draw_alignment", ["nowhere", "the dog", "here.png"], "run=nowhere: no such directory"),
     ("draw_presets", ["sweep", "pictures"], "sweep: has no runs"),
     ("find_lr", [*TINY, "--start", "1", "--end", "0.1"], "--start 1: must be below --end 0.1"),
@@ -50,10 +34,7 @@ MISTAKES = [
     ("scaling", ["--processes", "1"], "--processes must be at least 2, the others above 0"),
     ("tune_search", ["nowhere", "--no-none", "--average", "--gnmt"], "leaves nothing to try"),
 ]
-FIRST = [
-    next(mistake for mistake in MISTAKES if mistake[0] == name)
-    for name in dict.fromkeys(mistake[0] for mistake in MISTAKES)
-]
+FIRST = [*{mistake[0]: mistake for mistake in reversed(MISTAKES)}.values()]
 OTHERS = [pytest.param(*mistake, marks=pytest.mark.slow) for mistake in MISTAKES if mistake not in FIRST]
 
 

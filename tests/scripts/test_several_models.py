@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import TINY, script, values_of
+from conftest import TINY, run_config, script
 from forks import call_text
 
-from nmt.config.checks import validated
-from nmt.config.schema import TrainConfig
 from nmt.data.corpus import DemoPairs
 
 SCRIPTS = Path(script("runs").__file__).parent
@@ -25,10 +23,6 @@ def run(name: str, folder: Path, *words: str, status: int = 0) -> str:
     return done.stdout + done.stderr
 
 
-def config(*overrides: str) -> TrainConfig:
-    return validated(TrainConfig, values_of("train", list(overrides)))
-
-
 def pairs_of(folder: Path, *names: str) -> list[tuple[str, ...]]:
     return list(zip(*((folder / name).read_text().splitlines() for name in names), strict=True))
 
@@ -37,7 +31,7 @@ def pairs_of(folder: Path, *names: str) -> list[tuple[str, ...]]:
 @pytest.mark.parametrize("name", script("ablation").CHANGES)
 def test_each_change_of_an_ablation_is_valid_and_changes_the_recipe(name: str) -> None:
     recipe = "experiment=multi30k_en_de_best"
-    assert config(recipe, *shlex.split(script("ablation").CHANGES[name])) != config(recipe)
+    assert run_config(recipe, *shlex.split(script("ablation").CHANGES[name])) != run_config(recipe)
 
 
 def test_an_ablation_leaves_out_what_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,7 +78,7 @@ TWO = ("teacher", "student")
 
 def test_students_may_begin_anew_and_have_a_tokenizer_of_their_teachers() -> None:
     def check(*own: str, tiny: list[str] = TINY) -> None:
-        script("distill").check_students(config(*TINY), config(*tiny, "training.start_from=T", *own))
+        script("distill").check_students(run_config(*TINY), run_config(*tiny, "training.start_from=T", *own))
 
     check("decoder.dropout=0.3", "tokenizer.sampling=0.1", "training.batch_tokens=100")
     check("training.start_from=null", "encoder.hidden=8")
@@ -156,9 +150,9 @@ SIDES, EXCHANGED = (
     ],
 )
 def test_backwards_both_sides_are_exchanged(overrides: list[str], turned: str) -> None:
-    found = script("diversify").backwards(config(*overrides))
+    found = script("diversify").backwards(run_config(*overrides))
     assert found == ["data.source_lang=de", "data.target_lang=en", *turned.split()]
-    assert script("diversify").backwards(config(*overrides, *found))[:2] == [
+    assert script("diversify").backwards(run_config(*overrides, *found))[:2] == [
         "data.source_lang=en",
         "data.target_lang=de",
     ]

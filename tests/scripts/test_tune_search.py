@@ -5,12 +5,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import TINY, values_of
+from conftest import tiny_config
 from forks import call_text
 from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
-from nmt.config.checks import validated
-from nmt.config.schema.commands import Evaluation, TrainConfig
+from nmt.config.schema.commands import Evaluation
 from nmt.evaluate.evaluation import evaluate, score_settings
 from nmt.system.run import RunDirectory
 from nmt.training.job import train
@@ -23,8 +22,8 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "tune_search.py"
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     directory = tmp_path_factory.mktemp("tune") / "run"
-    config = validated(TrainConfig, values_of("train", [*TINY, "data.train_size=400", "search.max_length=12"]))
-    assert train(config, directory, []) == 0
+    config = tiny_config("data.train_size=400", "search.max_length=12")
+    assert train(config, directory) == 0
     for path in (directory / "data").glob("test.*"):
         path.unlink()
     return RunDirectory(directory)

@@ -147,12 +147,10 @@ def test_an_archive_packed_again_by_hand_is_taken(tmp_path: Path) -> None:
     assert content(unpacked(path, "run=model.nmt")) == HONEST
 
 
-def packed(path: Path, files: dict[str, bytes], mode: int = stat.S_IFREG | 0o644) -> None:
+def packed(path: Path, files: dict[str, bytes]) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
         for name, text in (HONEST | files).items():
-            entry = zipfile.ZipInfo(name)
-            entry.external_attr = (mode if name in files else 0) << 16
-            file.writestr(entry, text, zipfile.ZIP_DEFLATED)
+            file.writestr(name, text)
 
 
 def changed(path: Path, change: Callable[[bytes], bytes]) -> None:
@@ -160,24 +158,19 @@ def changed(path: Path, change: Callable[[bytes], bytes]) -> None:
     path.write_bytes(change(path.read_bytes()))
 
 
-def claiming(size: int) -> Callable[[bytes], bytes]:
-    """Return a function that makes an archive claim `size` bytes for its parameters, packed and unpacked."""
-
-    def change(data: bytes) -> bytes:
-        at = data.rindex(b"PK\1\2")
-        return data[: at + 20] + struct.pack("<II", size, size) + data[at + 28 :]
-
-    return change
+def claim_gigabytes(data: bytes) -> bytes:
+    """Make an archive claim 2 GB for its parameters, packed and unpacked."""
+    at = data.rindex(b"PK\1\2")
+    return data[: at + 20] + struct.pack("<II", 2**31, 2**31) + data[at + 28 :]
 
 
-def flipped(data: bytes) -> bytes:
+def flip(data: bytes) -> bytes:
     at = data.index(HONEST[WEIGHTS])
     return data[:at] + b"x" + data[at + 1 :]
 
 
 HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a path upwards": (lambda path: packed(path, {"../evil": b"x"}), "it holds ../evil, which no archive has"),
-    "an absolute path": (lambda path: packed(path, {f"{path.parent}/evil": b"x"}), "which no archive has"),
     "another name": (lambda path: packed(path, {"sitecustomize.py": b"x"}), "which no archive has"),
     "a name with control characters": (lambda path: packed(path, {"a\x1b[31m": b"x"}), r"holds a\\x1b\[31m, which"),
     "no weights": (
@@ -185,13 +178,8 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
         "is damaged|has no checkpoints/best|not a zip",
     ),
     "a bomb": (lambda path: packed(path, {WEIGHTS: bytes(2**24)}), "bytes would become 16,"),
-    "a claim of gigabytes": (lambda path: changed(path, claiming(2**31)), "would become 2,147,"),
-    "a claim beyond the file": (lambda path: changed(path, claiming(40_000)), "EOFError|Bad CRC|Overlapped"),
-    "a flipped bit": (lambda path: changed(path, flipped), "Bad CRC-32 for file 'checkpoints/best.safetensors'"),
-    "an encrypted entry": (
-        lambda path: changed(path, lambda d: (a := d.rindex(b"PK\1\2")) * b"" + d[: a + 8] + b"\1" + d[a + 9 :]),
-        "is encrypted",
-    ),
+    "a claim of gigabytes": (lambda path: changed(path, claim_gigabytes), "would become 2,147,"),
+    "a flipped bit": (lambda path: changed(path, flip), "Bad CRC-32 for file 'checkpoints/best.safetensors'"),
 }
 
 
@@ -214,13 +202,6 @@ def test_a_hostile_or_damaged_archive_is_one_line_and_leaves_nothing(
 def test_an_archive_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="run=nowhere: cannot be read"):
         unpacked(tmp_path / "nowhere", "run=nowhere")
-
-
-def test_a_link_is_unpacked_as_the_text_that_it_holds(tmp_path: Path) -> None:
-    packed(tmp_path / "model.nmt", {CONFIG: b"/etc/passwd"}, stat.S_IFLNK | 0o777)
-    config = unpacked(tmp_path / "model.nmt", "run=x") / CONFIG
-    assert not config.is_symlink()
-    assert config.read_bytes() == b"/etc/passwd"
 
 
 def test_what_is_written_can_be_read_however_well_it_packs(tmp_path: Path) -> None:

@@ -17,25 +17,16 @@ from nmt.system.machine import Machine, Usage, is_contended, is_out_of_memory
 LINUX = pytest.mark.skipif(not Path("/proc/stat").exists(), reason="of Linux alone")
 
 
-def test_auto_finds_something_that_exists() -> None:
-    machine = Machine.choose("auto", "auto", None)
-    assert torch.zeros(1, device=machine.device).device.type == machine.device.type
-    assert machine.precision in {"fp32", "bf16", "fp16"}
-
-
-def test_autocast_reduces_matrix_products_alone() -> None:
-    a = torch.randn(4, 4)
-    with Machine.choose("cpu", "bf16", None).autocast():
-        assert (a @ a).dtype == torch.bfloat16
-    with Machine.choose("cpu", "fp32", None).autocast():
-        assert (a @ a).dtype == torch.float32
-
-
-def test_threads_are_set() -> None:
-    before = torch.get_num_threads()
+def test_a_machine_has_the_device_threads_and_precision_that_are_asked_for() -> None:
+    auto = Machine.choose("auto", "auto", None)
+    assert torch.zeros(1, device=auto.device).device.type == auto.device.type
+    assert auto.precision in {"fp32", "bf16", "fp16"}
+    a, before = torch.randn(4, 4), torch.get_num_threads()
+    for precision, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
+        with Machine.choose("cpu", precision, None).autocast():
+            assert (a @ a).dtype == dtype
     try:
-        assert Machine.choose("cpu", "fp32", 2).describe()["threads"] == 2
-        assert torch.get_num_threads() == 2
+        assert Machine.choose("cpu", "fp32", 2).describe()["threads"] == torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
 

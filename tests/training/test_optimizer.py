@@ -203,6 +203,10 @@ def schedule(total: int = 100, **values: Any) -> Schedule:  # noqa: ANN401
             {0: 0, 10: 0.5, 20: 1, 60: 0.55, 100: 0.1, 500: 0.1},
         ),
         (
+            {"kind": "cosine", "warmup_steps": 100, "min_factor": 0.0},
+            {50: 0.5, 100: 1},
+        ),  # ends with the warm-up
+        (
             {"kind": "step", "warmup_steps": 0, "start": 10, "every": 5, "factor": 0.5},
             {1: 1, 10: 1, 11: 0.5, 15: 0.5, 16: 0.25, 21: 0.125},
         ),
@@ -212,10 +216,6 @@ def schedule(total: int = 100, **values: Any) -> Schedule:  # noqa: ANN401
 def test_factors_by_hand(values: dict[str, Any], expected: dict[int, float]) -> None:
     made = schedule(**values)
     assert {step: made.factor(step) for step in expected} == pytest.approx(expected)
-
-
-def test_a_cosine_ends_with_a_run_that_ends_with_its_warm_up() -> None:
-    assert schedule(5, kind="cosine", warmup_steps=5, min_factor=0.0).factor(5) == 1
 
 
 def test_plateau_reduces_when_patience_is_over_and_an_improvement_resets_it() -> None:

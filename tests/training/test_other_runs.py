@@ -1,24 +1,21 @@
-"""The start of a run: the corpus report, the parameters of another run, a changed vocabulary."""
+"""Runs that begin with the parameters of another run, also with a changed vocabulary."""
 
 import json
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
 import sentencepiece
 import torch
 from conftest import TINY, run_config, tiny_config
-from fitting import before_update, fitted, metrics, state, weights
+from fitting import fitted, metrics, state, stopped, weights
 
 from nmt.config.errors import UserError
 from nmt.data.tokenizer import Tokenizer, Tokenizers
-from nmt.system.distributed import Interrupted
 from nmt.system.run import RunDirectory
 from nmt.training.other_runs import origins_of, transfer_weights
 
 SHORT = ["training.max_steps=3", "validation.unit=steps", "validation.every=2"]
-
 STILL = ["optimizer.lr=1e-30", "schedule=constant"]
 
 
@@ -44,18 +41,12 @@ def test_its_first_weights_are_the_best_of_the_other_run(first: Path, tmp_path: 
     assert start["start_from"]["step"] == state(first, "best")["step"]
 
 
-def test_once_it_has_a_checkpoint_it_needs_the_other_run_no_more(
-    first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_once_it_has_a_checkpoint_it_needs_the_other_run_no_more(first: Path, tmp_path: Path) -> None:
     """The initial parameters stay the best checkpoint until a validation is better."""
     gone = shutil.copytree(first, tmp_path / "gone")
     worse = ["optimizer.lr=1", "schedule=constant", "validation.monitor=loss"]
     config = tiny_config(*SHORT, "tokenizer.vocab_size=600", f"training.start_from={gone}", *worse)
-    run = tmp_path / "run"
-    with monkeypatch.context() as patch:
-        before_update(patch, 1, lambda: signal.raise_signal(signal.SIGTERM))
-        with pytest.raises(Interrupted):
-            fitted(config, run)
+    run = stopped(config, tmp_path / "run", 1)
     shutil.rmtree(gone)
     fitted(config, run)
     best, started = weights(run, "best"), weights(first, "best")
@@ -116,7 +107,6 @@ def tokenizer(tmp_path: Path, text: str, size: int, lowercase: bool = False, byt
 
 
 ENGLISH = "\n".join(["the house is small", "the horse is in the house", "a mouse has a house"] * 5)
-
 OTHER = "\n".join(["the houses are houses ß", "the horses ran", "The mice"] * 5)
 
 

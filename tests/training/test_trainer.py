@@ -17,9 +17,7 @@ from nmt.training.losses import Objective, Value
 from nmt.training.trainer import MemoryLimit, Trainer
 
 STILL = ["embedding.dropout=0", "encoder.dropout=0", "decoder.dropout=0"]
-
 AT_RATE = ["schedule=constant", "schedule.warmup_steps=0"]
-
 SGD = [*STILL, *AT_RATE, "optimizer=sgd", "optimizer.lr=0.5"]
 
 
@@ -182,11 +180,8 @@ def test_parts_double_until_they_fit_and_large_batches_begin_there() -> None:
     assert tried(64, failures=0) == [4]
     assert tried(31, failures=0) == [1]
     assert tried(32, failures=0) == [2]
-
-
-def test_a_pair_that_does_not_fit_alone_ends_the_run_in_words() -> None:
-    with pytest.raises(UserError, match="step 7: out of memory even with one sentence pair"):
-        list(MemoryLimit(1).attempts(5, 50, "step 7"))
+    with pytest.raises(UserError, match="step 1: out of memory even with one sentence pair"):
+        tried(64, failures=9)
 
 
 def test_other_errors_are_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

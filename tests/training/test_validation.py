@@ -21,7 +21,6 @@ from nmt.training.stopping import EarlyStopping
 from nmt.translate.search_model import SearchModel
 
 HIGHER_IS_BETTER = {"bleu": True, "chrf": True, "ter": False, "wer": False, "loss": False, "aer": False}
-
 RUN = ["training.max_steps=4", "validation.unit=steps", "validation.every=1", "schedule=plateau", "schedule.patience=0"]
 
 

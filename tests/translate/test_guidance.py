@@ -38,16 +38,9 @@ def translator(run: Path) -> Translator:  # noqa: F811
     return Translator.load(run, search=BEAM)
 
 
-@pytest.fixture(scope="module")
-def pairs() -> tuple[list[str], list[str]]:
-    """Read 40 English and French lines of the demo corpus."""
-    found = [*DemoPairs(1000, 40)]
-    return [pair.source for pair in found], [pair.target for pair in found]
-
-
-def phrases_of(lines: list[str], seed: int = 1) -> list[list[str]]:
+def phrases_of(lines: list[str]) -> list[list[str]]:
     """Draw one to four phrases, of one to three words, from each line."""
-    draw, found = random.Random(seed), []
+    draw, found = random.Random(1), []
     for line in lines:
         words, phrases = line.split(), []
         for _ in range(draw.randint(1, 4)):
@@ -65,14 +58,13 @@ def holds(text: str, phrase: str) -> bool:
 @pytest.mark.parametrize(("members", "shortlist", "forbidden"), [(1, None, []), (1, "auto", ["le"]), (2, None, ["le"])])
 def test_all_possible_constraints_are_met(
     run: Path,  # noqa: F811
-    pairs: tuple[list[str], list[str]],
     members: int,
     shortlist: str | None,
     forbidden: list[str],
 ) -> None:
-    translator = Translator.load([run] * members, search=BEAM, shortlist=shortlist)
-    sources, constraints, met = pairs[0][:20], phrases_of(pairs[1][:20]), list[bool]()
-    constraints[3] = []
+    translator, pairs = Translator.load([run] * members, search=BEAM, shortlist=shortlist), [*DemoPairs(1000, 20)]
+    sources, constraints = [pair.source for pair in pairs], phrases_of([pair.target for pair in pairs])
+    constraints[3], met = [], list[bool]()
     found = translator.translate_nbest(sources, 2, constraints=constraints, forbidden=forbidden)
     free = translator.translate(sources, forbidden=forbidden)
     for nbest, plain, phrases in zip(found, free, constraints, strict=True):
@@ -116,11 +108,9 @@ def test_phrases_of_bytes_are_forbidden_too() -> None:
     tokenizer = trained(["a dog", "a cat"] * 9, "tokenizer.vocab_size=275", "tokenizer.byte_fallback=true")
     spelled = ["".join(tokenizer.pieces(tokenizer.encode_phrase(phrase))) for phrase in ("d\u00f6g", "\u72ac", "dog")]
     forbidden = Forbidden(spelled, tokenizer.vocabulary())
-    found = [
-        forbidden.contained(tokenizer.encode([line])[0])
-        for line in ("a d\u00f6g", "\u9ce5\u72ac", "a dog", "a d\u00e4g", "\u72ad", "a \u00f6dog")
-    ]
-    assert found == [True, True, True, False, False, False]  # bytes of a letter are no sign before a phrase
+    contained = {"a d\u00f6g": True, "\u9ce5\u72ac": True, "a dog": True, "a d\u00e4g": False, "\u72ad": False}
+    contained["a \u00f6dog"] = False  # bytes of a letter are no sign before a phrase
+    assert {line: forbidden.contained(tokenizer.encode([line])[0]) for line in contained} == contained
 
 
 def test_phrases_of_a_language_without_spaces_are_found_within_a_sentence() -> None:
@@ -133,13 +123,6 @@ def test_phrases_of_a_language_without_spaces_are_found_within_a_sentence() -> N
     forbidden = Forbidden(["学校"], chinese.vocabulary())
     assert forbidden.contained(tokens)
     assert not forbidden.contained(chinese.encode(["我们去大学。"])[0])
-    numbers = {
-        piece: token for token, piece in enumerate(["▁", "学", "校", "▁学校在", "去学", "校大", "学校", "大学", "▁学"])
-    }
-    watch = Forbidden(["学校"], numbers)
-    for pieces in ("▁学校在", "去学 校", "去学 校大", "大学 校", "▁学 校", "学 校", "学校"):
-        assert watch.contained([numbers[piece] for piece in pieces.split()]), pieces
-    assert not watch.contained([numbers[piece] for piece in ["学", "大学", "▁", "校", "大学", "▁", "校大"]])
     glossary = Glossary((("学校", "school"), ("学", "study")), lowercase=False)
     assert list(glossary.targets("我们去学校。他学")) == ["school", "study"]
     assert list(Glossary((("GPU", "X"),), lowercase=False).targets("一个GPU很快")) == ["X"]
@@ -242,7 +225,7 @@ def test_wrong_controls_are_refused(
 
 def test_other_wrong_arguments_are_refused(run: Path, translator: Translator) -> None:  # noqa: F811
     for kind, controls in (("greedy", {"constraints": [["chat"]]}), ("sampling", {"glossary": {"cat": "chat"}})):
-        with pytest.raises(UserError, match=f"need search=beam, but this search is {kind}; use search=beam"):
+        with pytest.raises(UserError, match=f"need search=beam, but this search is {kind}"):
             Translator.load(run, search=KINDS[kind]).translate(["the cat"], **controls)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="sources: 1, translations: 2; give one"):
         translator.score(["the cat"], ["le chat", "le"])

@@ -41,6 +41,9 @@ def matrix_box(figure: Figure) -> Bbox:
 
 def test_cells_show_their_weights() -> None:
     weights = np.array([[0.0, 0.2, 0.8], [0.5, 0.25, 0.25]])
+    for shape in ((2, 2), (2, 3), (0, 2)):
+        with pytest.raises(ValueError, match="for 3 target and 2 source tokens"):
+            draw_alignment(np.zeros(shape), ["a"] * 2, ["b"] * 3)
     figure = draw_alignment(weights, ["a", "b", "</s>"], ["c", "</s>"])
     pixels, box = to_array(figure), matrix_box(figure)
     colours = matplotlib.colormaps["viridis"]
