@@ -35,7 +35,6 @@ def _export(config: ExportConfig) -> None:
         held_out=config.held_out,
         half=config.precision == "fp16",
     )
-    _check_file(config, file)  # again: another process may have created the file while the model was loading
     write_archive(file, packed)
     print(f"archive: {os.path.relpath(file)} ({file.stat().st_size / 1e6:,.1f} MB)")
 

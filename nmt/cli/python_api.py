@@ -124,8 +124,6 @@ def train(*overrides: str, data: str | Mapping[str, object] | None = None, direc
     KeyboardInterrupt. To continue, call `train` again with "run=DIR".
     """
     log_to_stream(sys.stderr)
-    if not all(isinstance(word, str) for word in overrides):
-        raise TypeError('each override is one string, as in train("attention=none", "seed=2")')
     words = [*_data_overrides(data), *overrides]
     if override_values(words).get("run") is not None:
         request = resumed_run(words)

@@ -1,6 +1,5 @@
 """nmt-serve: the page and the service for one or several trained models."""
 
-import ipaddress
 import logging
 import os
 import signal
@@ -48,7 +47,7 @@ def _serve(config: ServeConfig) -> None:
         queue = QueueSettings(workers, max(1, threads // workers), limits.queued_sentences, config.batch_wait_seconds)
         service = Service(models, queue, limits.request_texts)
         own_names = {name.lower() for name in (config.host, *config.hosts)}
-        hosts = None if not _is_loopback(config.host) and not config.hosts else LOOPBACK | own_names
+        hosts = None if config.host not in LOOPBACK and not config.hosts else LOOPBACK | own_names
         rules = Rules(hosts, token, limits.body_bytes, limits.request_seconds)
         names = f"{len(models)} models ({', '.join(models)})" if len(models) > 1 else next(iter(models))
         url = address(listening) + (f"#token={quote(token, safe='')}" if token and config.token else "")
@@ -73,18 +72,9 @@ def _token(config: ServeConfig) -> str | None:
             name = "token" if config.token else TOKEN
             raise UserError(f"{name}: is blank or holds control characters, which no client can send")
         return token
-    if not _is_loopback(config.host):
+    if config.host not in LOOPBACK:
         raise UserError(
             f"host={config.host}: other machines could use this service; give token=... or the environment variable "
             f"{TOKEN}, which clients then have to send"
         )
     return None
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -146,8 +146,8 @@ OmegaConf.register_new_resolver("job_name", lambda words, *keys: job_name(_unres
 
 
 def job(config: DictConfig) -> Any:  # noqa: ANN401
-    """Run one job of a sweep, which Hydra calls, with a launcher in another process. Its words are composed again, as
-    those of a single run. An error is recorded in the job's directory, and the sweep continues.
+    """Run one job of a sweep. Hydra calls this, for some launchers in another process. The job's words are composed
+    again, as those of a single run. An error is recorded in the job's directory, and the sweep continues.
 
     Returns a result for the sweeper: the best validation score, None after an error, or the name of the signal that
     stopped the job.

@@ -217,13 +217,23 @@ def read_controls(glossary: str | None, forbidden: str | None) -> "Controls":
     if glossary is not None:
         controls["glossary"] = _glossary(f"glossary={glossary}", _lines_of_file("glossary", glossary))
     if forbidden is not None:
-        phrases = _lines_of_file("forbidden", forbidden)
-        for number, phrase in enumerate(phrases, 1):
-            if is_blank(phrase) or TAB in phrase:
-                problem = "holds a tab" if TAB in phrase else "is empty"
-                raise UserError(f"forbidden={forbidden}: line {number} {problem}; give one phrase per line")
-        controls["forbidden"] = phrases
+        controls["forbidden"] = _lines_of_file("forbidden", forbidden)
+        for number, phrase in enumerate(controls["forbidden"], 1):
+            _check_control("forbidden", f"forbidden={forbidden}", number, phrase)
     return controls
+
+
+def _check_control(key: str, name: str, number: int, line: str) -> None:
+    """Raise UserError if a line of a control's file, called `name` in the message, is malformed."""
+    problem = ""
+    if key == "prefix" and TAB in line:
+        problem = f"holds a tab; give the start of translation {number} alone"
+    elif key == "forbidden" and (is_blank(line) or TAB in line):
+        problem = f"{'holds a tab' if TAB in line else 'is empty'}; give one phrase per line"
+    elif key == "constraints" and line and any(map(is_blank, line.split(TAB))):
+        problem = "has an empty phrase; separate phrases by one tab, and leave lines without constraints empty"
+    if problem:
+        raise UserError(f"{name}: line {number} {problem}")
 
 
 def zip_with_files(sources: Iterable[str], files: Mapping[str, BinaryIO]) -> Iterator[Item]:
@@ -241,13 +251,7 @@ def zip_with_files(sources: Iterable[str], files: Mapping[str, BinaryIO]) -> Ite
                     f"{name}: line {number} is missing in {missing}; line N of this file belongs to line N of the "
                     "input, and may be empty"
                 )
-            if key == "prefix" and TAB in value:
-                raise UserError(f"{name}: line {number} holds a tab; give the start of translation {number} alone")
-            if key == "constraints" and value and any(map(is_blank, value.split(TAB))):
-                raise UserError(
-                    f"{name}: line {number} has an empty phrase; separate phrases by one tab, and leave the lines of "
-                    "translations without constraints empty"
-                )
+            _check_control(key, name, number, value)
         if source is not None:
             yield source, dict(zip(files, values, strict=True))
 

@@ -236,16 +236,9 @@ def test_resume_by_run_where_the_corpus_has_moved(home: Path) -> None:
 
 
 MISTAKES: list[tuple[list[str], str]] = [
-    (["nmt-train", "trainig.max_steps=3"], "trainig.max_steps: unknown key; did you mean 'training.max_steps'?"),
     (["nmt-export", "run={run}", "output=x", "format=onnx"], "format: unknown key"),
     (["nmt-train", "attention=bahdanaw"], "attention=bahdanaw: not one of bahdanau, chorowski, coverage, entmax, "),
     (["nmt-train", "experiment=[leaderboard,cell]"], "experiment=cell: not one of attention_study, cells, g2p, "),
-    (["nmt-train", "objective=minimum_risk"], "objective=minimum_risk: not one of "),
-    (
-        ["nmt-translate", "run={run}", "search=greedy", "search.beam_size=3"],
-        "search.beam_size: not a key of the chosen search",
-    ),
-    (["nmt-train", "optimizer.lr=1,2"], "optimizer.lr=1,2: for a list give 'optimizer.lr=[1,2]'; for a sweep add -m"),
     (["nmt-train", "data=files", "size.lr=1"], "size.lr: not a key of the chosen size; available with size="),
     (["nmt-train", "--cfg", "job", "--resolve", "data=files"], "set size=small, base or large to see"),
     (["nmt-train", "precision=fp16", "device=cpu"], "precision=fp16 needs a CUDA GPU"),

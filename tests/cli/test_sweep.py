@@ -253,7 +253,7 @@ def test_jobs_of_a_killed_parallel_sweep_do_not_live_on(tmp_path: Path) -> None:
 
 SEARCH = ["hydra/sweeper=optuna", "hydra.sweeper.startup_trials=2", "threads=1", "training.max_steps=12"]
 # The loss differs between all trials, so that some trial is pruned.
-SEARCH += ["data.train_size=200", "data.max_length=200", "validation.monitor=loss"]
+SEARCH += ["data.train_size=200", "data.max_length=200", "validation.monitor=loss", "decoder.readout=deep"]
 SEARCH += ["optimizer.lr=tag(log,interval(0.0001,0.1))", "decoder.layers=range(1,3)", "attention=none,luong_dot"]
 
 
