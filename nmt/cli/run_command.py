@@ -16,7 +16,7 @@ from nmt import DISTRIBUTION
 from nmt.cli.compose import as_words, compose, composed, explained, parse_arguments, parse_overrides, without_hydra
 from nmt.cli.config_files import help_text
 from nmt.cli.hydra_errors import explain
-from nmt.config.errors import UserError, format_value, override_values
+from nmt.config.errors import UserError, format_value, override_values, printable
 from nmt.system.files import write
 from nmt.system.processes import joined, leave, leave_group, local_rank, rank
 
@@ -118,9 +118,16 @@ def is_unread(error: Exception) -> bool:
     return any(isinstance(each, BrokenPipeError) for each in (error, error.__cause__))
 
 
+class _Printable(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        """Escape control characters, because names and errors in a message may come from files of strangers."""
+        return "\n".join(map(printable, super().format(record).split("\n")))
+
+
 def log_to_stream(stream: Any) -> None:  # noqa: ANN401
     """Send the package's log messages to this stream only."""
     handler = logging.StreamHandler(stream)
+    handler.setFormatter(_Printable())
     # Use a filter instead of a level: the handler that tqdm puts in place copies only filters.
     level = logging.INFO if rank() == 0 else logging.CRITICAL  # only rank 0 logs
     handler.addFilter(lambda record: record.levelno >= level)

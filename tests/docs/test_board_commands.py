@@ -27,7 +27,9 @@ def commands(corpus: str) -> Iterator[tuple[list[str], list[str]]]:
         if names[0] == "glob":
             assert attention.startswith("attention=glob(*,exclude=[")
             names = [name for name in PRESETS if name not in names]
-        if ("data=files" in words) == (corpus == "tatoeba"):
+        is_readouts = any(word.startswith("decoder.readout=") for word in words)
+        of = "multi30k_readouts" if is_readouts else "tatoeba" if "data=files" in words else "multi30k"
+        if of == corpus:
             yield names, [word for word in words if word != attention]
 
 
@@ -44,14 +46,16 @@ def recorded(corpus: str) -> dict[str, list[dict[str, Any]]]:
 
 @pytest.mark.slow
 @pytest.mark.no_cover
-@pytest.mark.parametrize(("corpus", "runs"), [("multi30k", 84), ("tatoeba", 9)])
+@pytest.mark.parametrize(("corpus", "runs"), [("multi30k", 84), ("tatoeba", 9), ("multi30k_readouts", 12)])
 def test_the_commands_compose_what_was_trained(corpus: str, runs: int) -> None:
     """Keys that a later version added or retired are left out."""
     configs, compared = recorded(corpus), 0
     for names, words in commands(corpus):
         for name in names:
-            now = dict(flatten(values_of("train", [*words, f"attention={name}"])))
             for config in configs.pop(name):
+                readout = [f"decoder.readout={config['decoder']['readout']}"] if corpus == "multi30k_readouts" else []
+                kept = [word for word in words if not word.startswith("decoder.readout=")]
+                now = dict(flatten(values_of("train", [*kept, *readout, f"attention={name}"])))
                 then = dict(flatten(config))
                 shared = (now.keys() & then.keys()) - {*FILES, "seed"}
                 assert {key: now[key] for key in shared} == {key: then[key] for key in shared}, name
