@@ -151,11 +151,6 @@ def train_config() -> Callable[..., TrainConfig]:
     return tiny_config
 
 
-@pytest.fixture
-def tiny_overrides() -> list[str]:
-    return list(TINY)
-
-
 class MeanScore(Metric):
     """A made-up metric: each sentence has the score that its text spells, and a corpus their mean."""
 

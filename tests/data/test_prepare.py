@@ -196,21 +196,6 @@ def test_a_failure_leaves_nothing(option: str, message: str, corpus: Path) -> No
     assert in_cache(corpus) == set()
 
 
-@pytest.mark.parametrize("name", ["train.source.offsets", "train.target.ids", "train.raw"])
-def test_a_full_disk_names_the_cache(name: str, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = module._prepare
-
-    def prepare_on_a_full_disk(*args: Any) -> None:  # noqa: ANN401
-        (args[-1] / name).symlink_to("/dev/full")
-        real(*args)
-
-    monkeypatch.setattr(module, "_prepare", prepare_on_a_full_disk)
-    with pytest.raises(OSError, match="No space left on device") as error:
-        make(corpus)
-    assert error.value.filename == str(corpus / "cache")
-    assert in_cache(corpus) == set()
-
-
 def test_a_killed_preparation_starts_again(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = make(corpus).directory
     whole = content(directory)

@@ -182,24 +182,6 @@ def test_each_side_is_named_in_its_errors() -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "pieces"),
-    [
-        ("nfc", ["▁é", "▁ﬁ\xa0½"]),
-        ("nfd", ["▁e\u0301", "▁ﬁ\xa0½"]),
-        ("nfkc", ["▁é", "▁fi\xa01\u20442"]),
-        ("nfkd", ["▁e\u0301", "▁fi\xa01\u20442"]),
-        ("none", ["▁e\u0301", "▁ﬁ\xa0½"]),
-    ],
-)
-def test_pieces_are_in_the_unicode_form(form: str, pieces: list[str]) -> None:
-    """A no-break space stays visible, as it separates no words."""
-    tokenizer = train(kind="word", normalization=form).source
-    (shown,) = tokenizer.surfaces(["e\u0301 ﬁ\xa0½"])
-    assert join(shown) == "".join(pieces).replace("▁", " ").strip()
-    assert tokenizer.spell(shown) == (join(shown) if form == "none" else unicodedata.normalize("NFC", join(shown)))
-
-
-@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"vocab_size": 9000}, r"tokenizer\.vocab_size=9000: .* at most (\d+); set tokenizer\.vocab_size=\1"),
@@ -216,13 +198,6 @@ def test_impossible_sizes_name_a_possible_one(changes: dict[str, Any], message: 
         train(**changes)
     named = int(str(error.value).split("tokenizer.vocab_size=")[2].split()[0])
     assert train(**(changes | {"vocab_size": named})).source.vocab_size == named
-
-
-@pytest.mark.parametrize("line", ["\ufeff\x01", "a" * 2**16 + "a"])
-def test_text_that_trains_no_tokenizer_is_refused(line: str) -> None:
-    config = schema.TrainedTokenizer.model_validate(VALUES)
-    with pytest.raises(UserError, match=r"^data\.train: .* empty with .*=nfc, or has more than 65,536 bytes"):
-        make_tokenizers(config, [line], [line])
 
 
 def test_saved_models_come_back(shared: Tokenizers, tmp_path: Path) -> None:

@@ -110,14 +110,6 @@ def test_the_table_of_presets_is_complete() -> None:
     assert len(PRESETS) == 28, "correct README.md, docs/index.md and docs/comparison.md (84 runs) as well"
 
 
-def test_a_preset_without_page_or_figures_is_named(tmp_path: Path) -> None:
-    (tmp_path / "configs" / "attention").mkdir(parents=True)
-    (tmp_path / "configs" / "attention" / "new.yaml").touch()
-    with pytest.raises(SystemExit, match=r"^docs/attention/new\.md: is missing; each preset has a page"):
-        write_pages.preset_pages(tmp_path)
-    assert write_pages.preset_figures(ROOT, "new") == "**Figures:** none yet."
-
-
 def test_the_table_of_parts_is_complete() -> None:
     text = (ROOT / "docs" / "attention" / "index.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `((?:attention|encoder)/\w+)`.*? \| (.*) \|$", text, re.M))
