@@ -293,8 +293,8 @@ class _MonotonicLogWeights(torch.autograd.Function):
 
 
 def chunk_log_weights(log_stops: Tensor, energies: Tensor, keep: Tensor, chunk: int) -> Tensor:
-    """Compute log w_s, the logarithms of the weights of `Chunk`, with n = chunk: log a (..., S), u (..., S), bool
-    (..., S) -> (..., S).
+    """Compute log w_s, the logarithms of the weights of `Chunk`: log_stops, which is log a, (..., S), energies, which
+    are u, (..., S), keep, bool (..., S) -> (..., S). chunk: n.
 
     Outside `keep`, log a must be -inf, and the result is -inf too. The two sums of the formula are computed as moving
     sums in log space.
@@ -304,7 +304,7 @@ def chunk_log_weights(log_stops: Tensor, energies: Tensor, keep: Tensor, chunk: 
     chunks = F.pad(energies.masked_fill(~keep, lowest), (chunk - 1, 0), value=lowest).unfold(-1, chunk, 1)
     shares = (log_stops - chunks.logsumexp(-1)).clamp(min=lowest)
     sums = F.pad(shares, (0, chunk - 1), value=lowest).unfold(-1, chunk, 1).logsumexp(-1)
-    return (energies + sums).masked_fill((sums < lowest / 2) | ~keep, -torch.inf)
+    return (energies + sums).masked_fill((sums < lowest / 2) | ~keep, -torch.inf)  # below lowest / 2: no stop is near
 
 
 def linear_chain_log_odds(unary: Tensor, keep: Tensor, pairwise: Tensor) -> Tensor:
