@@ -16,8 +16,10 @@ from nmt.training.job import train
 
 pytestmark = pytest.mark.system
 WORDS = [
-    ["sees voit", "sells vend", "buys achète", "paints peint", "describes décrit", "finds trouve"],
-    ["house maison", "car voiture", "street rue", "table table", "letter lettre", "door porte"],
+    "house/maison car/voiture street/rue table/table letter/lettre door/porte",
+    "red/rouge large/large old/ancienne white/blanche yellow/jaune",
+    "sees/voit sells/vend buys/achète paints/peint describes/décrit finds/trouve",
+    "today/aujourd'hui often/souvent rarely/rarement now/maintenant",
 ]
 LINES = ["often Xqzvw sees the red house of Kjhgf .", "", "now", "rarely Aab buys the old car of Zzyx ."]
 
@@ -43,12 +45,15 @@ def write_corpus(folder: Path) -> list[list[str]]:
     nowhere else. Returns the names in each test sentence."""
     draw, names = random.Random(1), list[list[str]]()
     for split, size in (("train", 3000), ("valid", 100), ("test", 300)):
-        names = [["".join(draw.choices(ascii_lowercase, k=9)).capitalize() for _ in "ab"] for _ in range(size)]
-        sides = [[draw.choice(pairs).split() for pairs in WORDS] for _ in names]
-        english = [f"{a} {v[0]} the {n[0]} of {b} .\n" for (a, b), (v, n) in zip(names, sides, strict=True)]
-        french = [f"{a} {v[1]} la {n[1]} de {b} .\n" for (a, b), (v, n) in zip(names, sides, strict=True)]
-        for lang, lines in (("en", english), ("fr", french)):
-            (folder / f"{split}.{lang}").write_text("".join(lines), encoding="utf-8")
+        names, texts = [], dict.fromkeys(("en", "fr"), "")
+        for _ in range(size):
+            a, b = ("".join(draw.choices(ascii_lowercase, k=draw.randint(6, 9))).capitalize() for _ in "ab")
+            noun, adjective, verb, time = (draw.choice(pairs.split()).split("/") for pairs in WORDS)
+            names.append([a, b])
+            texts["en"] += f"{time[0]} {a} {verb[0]} the {adjective[0]} {noun[0]} of {b} .\n"
+            texts["fr"] += f"{a} {verb[1]} {time[1]} la {noun[1]} {adjective[1]} de {b} .\n"
+        for lang, text in texts.items():
+            (folder / f"{split}.{lang}").write_text(text, encoding="utf-8")
     return names
 
 
