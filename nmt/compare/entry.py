@@ -276,7 +276,7 @@ def _read_evaluation(folder: RunDirectory) -> tuple[dict[str, Any], ScoreSetting
     """Read from the folder of an evaluation, such as an ensemble's, what `_read_training` reads from a trained run."""
     values = read_json(folder.path / EVALUATION)
     parameters = _in_range(values["parameters"])
-    fields = {"config": digest(values), "choices": dict(values["asked"]), "parameters": parameters}
+    fields = {"config": digest(values), "choices": dict(values["choices"]), "parameters": parameters}
     command = f"nmt-evaluate {for_shell('run', values['members'])} {for_shell('output', folder.path)}"
     return fields, score_settings(Evaluation(**values["evaluation"]), ""), command
 
