@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -144,16 +144,6 @@ def run_config(*overrides: str) -> TrainConfig:
 def tiny_config(*overrides: str) -> TrainConfig:
     """Compose the typed configuration of a tiny run: tiny_config("attention=none", ...)."""
     return run_config(*TINY, *overrides)
-
-
-@pytest.fixture
-def train_config() -> Callable[..., TrainConfig]:
-    return tiny_config
-
-
-@pytest.fixture
-def tiny_overrides() -> list[str]:
-    return list(TINY)
 
 
 class MeanScore(Metric):

@@ -2,9 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 from conftest import values_of
 
@@ -29,14 +27,9 @@ def worsened(every: int) -> list[str]:
     return [" ".join(line) for line in lines]
 
 
-@cache
-def _values(overrides: tuple[str, ...]) -> dict[str, Any]:
-    return values_of("train", list(overrides))
-
-
 def make_run(path: Path, hypotheses: Sequence[str], *overrides: str, gold: bool = True, curve: bool = True) -> Path:
     """Write a finished run with these hypotheses on the test set."""
-    run, values = RunDirectory(path), _values(overrides)
+    run, values = RunDirectory(path), values_of("train", [*overrides])
     for folder in (run.path, run.data, run.hypotheses, run.alignments):
         folder.mkdir(parents=True, exist_ok=True)
     save_values(run.config, values)

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.system
 ROOT = Path(__file__).resolve().parent.parent
 FILES = re.compile(r"`((?:nmt|configs|tests)/[\w/.]+\.(?:py|yaml))`")
 BLOCK = re.compile(r"```(python|diff|yaml)\n(.*?)```", re.DOTALL)
+TRAIN = "from nmt.cli.train import main; main()"
 NUMBERS = {"two": 2, "four": 4, "five": 5}
 # The name of each recipe's example, and another name that it may have.
 RECIPES = {
@@ -96,8 +97,7 @@ def copy_with_steps(what: str, root: Path) -> None:
 def train(root: Path, *overrides: str, without: str = "none of them") -> str:
     """Train a short run, and return its configuration. without: prefix of the overrides of TINY to leave out."""
     tiny = [override for override in TINY if not override.startswith(without)]
-    main = "from nmt.cli.train import main; main()"
-    done = python(root, "-c", main, *tiny, "training.max_steps=2", "hydra.run.dir=run", *overrides)
+    done = python(root, "-c", TRAIN, *tiny, "training.max_steps=2", "hydra.run.dir=run", *overrides)
     assert done.returncode == 0, done.stderr
     return (root / "run" / "config.yaml").read_text()
 
@@ -144,41 +144,32 @@ def test_two_steps_make_a_metric_that_is_monitored_and_ranks(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_four_steps_make_an_optimizer_that_trains(tmp_path: Path) -> None:
-    copy_with_steps("optimizer", tmp_path)
-    assert "kind: adagrad" in train(tmp_path, "optimizer=adagrad", "optimizer.lr=0.05")
-    assert passed(tmp_path, "tests/training/test_adagrad.py") == 1
-
-
-@pytest.mark.slow
-def test_four_steps_make_a_schedule_that_trains(tmp_path: Path) -> None:
-    copy_with_steps("schedule", tmp_path)
-    assert "half_life: 500" in train(tmp_path, "schedule=exponential", "schedule.half_life=500")
-    assert passed(tmp_path, "tests/training/test_exponential.py") == 1
-
-
-@pytest.mark.slow
-def test_five_steps_make_a_loss_that_trains(tmp_path: Path) -> None:
-    copy_with_steps("loss", tmp_path)
-    assert "kind: focal" in train(tmp_path, "objective=focal")
-    main = "from nmt.cli.train import main; main()"
-    refused = python(tmp_path, "-c", main, *TINY, "training.max_steps=2", "objective=focal", "training.r_drop=1")
-    assert "training.r_drop=1.0 needs objective=likelihood, but objective.kind=focal; set it to 0" in refused.stderr
-    assert "train/focal_loss" in (tmp_path / "run" / "metrics.jsonl").read_text()
-    assert passed(tmp_path, "tests/training/test_focal.py") == 1
-
-
-@pytest.mark.slow
-def test_five_steps_make_a_loss_term_that_trains(tmp_path: Path) -> None:
-    copy_with_steps("loss term", tmp_path)
-    assert "attention_entropy: 0.1" in train(tmp_path, "training.attention_entropy=0.1")
-    assert "train/entropy_loss" in (tmp_path / "run" / "metrics.jsonl").read_text()
-    main = "from nmt.cli.train import main; main()"
-    for attention, needed in (("none", "an attention"), ("hard", "a gradient through the weights")):
-        refused = python(tmp_path, "-c", main, *TINY, "training.attention_entropy=0.1", f"attention={attention}")
-        assert f"training.attention_entropy=0.1 needs {needed}, but" in refused.stderr
-    assert passed(tmp_path, "tests/training/test_entropy.py") == 1
-    assert passed(tmp_path, "tests/training/test_losses.py", "-k", "added_with_its_weight and entropy") == 1
+@pytest.mark.parametrize(
+    ("what", "overrides", "told", "refused"),
+    [
+        ("optimizer", "optimizer=adagrad optimizer.lr=0.05", "kind: adagrad", {}),
+        ("schedule", "schedule=exponential schedule.half_life=500", "half_life: 500", {}),
+        ("loss", "objective=focal", "kind: focal", {"training.r_drop=1": "training.r_drop=1.0 needs objective=like"}),
+        (
+            "loss term",
+            "training.attention_entropy=0.1",
+            "attention_entropy: 0.1",
+            {
+                "attention=none": "training.attention_entropy=0.1 needs an attention, but",
+                "attention=hard": "training.attention_entropy=0.1 needs a gradient through the weights, but",
+            },
+        ),
+    ],
+)
+def test_the_steps_make_a_part_that_trains(
+    what: str, overrides: str, told: str, refused: dict[str, str], tmp_path: Path
+) -> None:
+    copy_with_steps(what, tmp_path)
+    assert told in train(tmp_path, *overrides.split())
+    test = next(name for name in FILES.findall(steps(what)[-1]) if name.startswith("tests/"))
+    assert passed(tmp_path, test) >= 1
+    for other, message in refused.items():
+        assert message in python(tmp_path, "-c", TRAIN, *TINY, *overrides.split(), other).stderr
 
 
 @pytest.mark.slow

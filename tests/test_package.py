@@ -13,7 +13,7 @@ import venv
 from pathlib import Path
 
 import pytest
-from conftest import TINY, script
+from conftest import TINY
 
 import nmt
 
@@ -66,21 +66,6 @@ def test_each_dependency_is_pinned_once_with_its_hashes() -> None:
         assert bool(hashes) == (package != "torch")
 
 
-REQUIRES = {
-    "mkdocs": ["shared>=1", "only-docs", 'windows; sys_platform == "win32"', 'extra-part; extra == "i18n"'],
-    "mkdocs-material": ["theme", 'other; extra == "crystal"'],
-    "torch": ["shared"],
-}
-
-
-def test_what_only_the_documentation_needs_is_pinned_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    pin = script("pin")
-    monkeypatch.setattr(pin, "requires", lambda name: REQUIRES.get(name, []))
-    needed = pin.docs_only()
-    assert needed >= {"mkdocs", "only-docs", "mkdocs-material", "theme"}
-    assert not needed & {"shared", "windows", "extra-part", "other", "torch"}
-
-
 # The Dockerfile, tested without Docker
 
 
@@ -117,21 +102,6 @@ def test_the_container_installs_and_starts_what_the_makefile_does() -> None:
         assert f"\t{install}\n" in plain
     assert installs[2].endswith("\"$(grep '^torch==' constraints.txt)\"")
     assert "--no-deps" in installs[3]
-
-
-@pytest.mark.slow
-def test_the_containers_installations_resolve(tmp_path: Path) -> None:
-    """Dry runs in an empty environment. They use PyPI in place of torch's index, which has the same versions."""
-    venv.create(tmp_path / "venv", with_pip=True)
-    for install in (rest for rest in of("RUN") if "pip install" in rest):
-        command = install.partition(" && pip check")[0].replace('--index-url "${TORCH_INDEX}" ', "")
-        if "--no-build-isolation ." in command:
-            continue  # needs packages that earlier steps install
-        command = command.replace("pip install", f"{tmp_path}/venv/bin/pip install --dry-run --no-deps")
-        command = command.replace("--no-build-isolation", "")
-        done = subprocess.run(["bash", "-ceu", command], cwd=ROOT, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        assert "Would install" in done.stdout
 
 
 @pytest.mark.slow

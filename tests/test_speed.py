@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import tiny_config
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nmt.config.schema import TrainConfig
@@ -20,7 +21,6 @@ from nmt.ops.output_loss import ChunkSizes, OutputLoss, SeveralReadouts, of_mixt
 from nmt.ops.products import matmul
 from nmt.training.losses import likelihood
 
-Config = Callable[..., TrainConfig]
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "mkldnn::_linear_pointwise")
 B, S, V = 6, 9, 50
 
@@ -76,8 +76,8 @@ def of_one_step(config: TrainConfig) -> tuple[int, int]:
         ("none", 2, 40),
     ],
 )
-def test_a_step_costs_no_more_than(train_config: Config, preset: str, products: int, operations: int) -> None:
-    config = train_config(f"attention={preset}", "decoder.dropout=0.1")
+def test_a_step_costs_no_more_than(preset: str, products: int, operations: int) -> None:
+    config = tiny_config(f"attention={preset}", "decoder.dropout=0.1")
     found = of_one_step(config)
     assert found[0] == products
     assert found[1] <= operations
@@ -92,9 +92,7 @@ def test_a_step_costs_no_more_than(train_config: Config, preset: str, products: 
     ],
     ids=lambda overrides: overrides[0],
 )
-def test_keys_and_values_have_one_gradient_for_all_steps(
-    train_config: Config, overrides: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_and_values_have_one_gradient_for_all_steps(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[torch.Size] = []
     original = products._Defer.forward
 
@@ -103,7 +101,7 @@ def test_keys_and_values_have_one_gradient_for_all_steps(
         return original(ctx, uses, cast, *tensors)
 
     monkeypatch.setattr(products._Defer, "forward", staticmethod(noted))
-    config = train_config(*overrides)
+    config = tiny_config(*overrides)
     counts = []
     for T in (3, 9):
         made.clear()
@@ -112,9 +110,9 @@ def test_keys_and_values_have_one_gradient_for_all_steps(
     assert counts[0] == counts[1] > 0
 
 
-def test_no_tensor_grows_with_source_times_target(train_config: Config) -> None:
+def test_no_tensor_grows_with_source_times_target() -> None:
     """Neither the hidden layer of additive attention, (B, T, S, A), is kept, nor a step's tensors for all steps."""
-    config = train_config("attention=luong_concat", "attention.score.dim=64")
+    config = tiny_config("attention=luong_concat", "attention.score.dim=64")
     assert update(config, 100).largest < B * 100 * S * 64 / 2
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from nmt.attention.normalizers import SoftmaxNormalizer
 from nmt.config.schema import model as schema
-from nmt.model.build import build_attention, build_policy
+from nmt.model.build import build_attention
 
 
 def test_hard_attention_tells_its_choices_in_training_alone() -> None:
@@ -35,14 +35,6 @@ def test_expected_weights_outside_training_are_those_of_training_without_noise(n
     torch.testing.assert_close(outside.weights, in_training.weights, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(outside.context, in_training.context, rtol=1e-12, atol=1e-12)
     assert not torch.allclose(attend(attention.eval(), query, states, valid).weights, in_training.weights)
-
-
-def test_a_policy_is_built_for_hard_attention_alone() -> None:
-    policy = build_policy(configuration("additive-global-softmax-sampled"), 5, 20)
-    assert policy is not None
-    assert (policy.discount, policy.entropy_weight) == (1.0, 0.0)
-    assert build_policy(configuration("additive-global-softmax-straight_through"), 5, 20) is None
-    assert build_policy(schema.NoAttention(kind="none", context="first_state"), 5, 20) is None
 
 
 @pytest.mark.parametrize("name", ["additive-global-softmax", "general-local_p-entmax15-coverage-heads"])

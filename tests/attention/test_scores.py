@@ -1,7 +1,6 @@
 """Scores with extreme inputs, and the computation of additive energies; test_combinations compares the equations."""
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -45,24 +44,17 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(scores, "prefers_sigmoid", lambda keys: False)
 
 
-class Tensors(NamedTuple):
-    query: Tensor
-    keys: Tensor
-    weight: Tensor
-    features: Tensor | None = None
-    projection: Tensor | None = None
-
-
-def tensors(updated: bool, dtype: torch.dtype = torch.float64) -> Tensors:
+def tensors(updated: bool, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """Draw query, keys and weight; if `updated`, also the features and the projection that keys are updated by."""
     shapes = [(B, T, A), (B, S, A), (1, A), (B, S, F), (A, F)]
-    return Tensors(*(torch.randn(shape, dtype=dtype).requires_grad_() for shape in shapes[: 5 if updated else 3]))
+    return [torch.randn(shape, dtype=dtype).requires_grad_() for shape in shapes[: 5 if updated else 3]]
 
 
-def formula(given: Tensors) -> Tensor:
-    keys = given.keys
-    if given.features is not None and given.projection is not None:
-        keys = keys + given.features @ given.projection.T
-    return torch.tanh(given.query[:, :, None] + keys[:, None]) @ given.weight[0]
+def formula(query: Tensor, keys: Tensor, weight: Tensor, *update: Tensor) -> Tensor:
+    if update:
+        features, projection = update
+        keys = keys + features @ projection.T
+    return torch.tanh(query[:, :, None] + keys[:, None]) @ weight[0]
 
 
 def step_by_step(query: Tensor, keys: Tensor, *others: Tensor) -> Tensor:
@@ -75,7 +67,7 @@ def step_by_step(query: Tensor, keys: Tensor, *others: Tensor) -> Tensor:
 @pytest.mark.parametrize("updated", [False, True])
 def test_additive_energies_are_the_formula_with_its_gradient(updated: bool, energies: Callable[..., Tensor]) -> None:
     given = tensors(updated)
-    torch.testing.assert_close(energies(*given), formula(given), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(energies(*given), formula(*given), rtol=1e-12, atol=1e-12)
     assert torch.autograd.gradcheck(energies, tuple(given))
 
 
@@ -97,7 +89,7 @@ def test_additive_energies_keep_nothing_of_the_size_of_the_hidden_units(updated:
 @pytest.mark.usefixtures("device")
 def test_autocast_does_not_round_additive_energies() -> None:
     for given in (tensors(False, torch.float32), tensors(True, torch.float32)):
-        expected = formula(given)
+        expected = formula(*given)
         with torch.autocast("cpu", torch.bfloat16):
             found = additive_energies(*given)
         assert found.dtype == torch.float32

@@ -68,15 +68,6 @@ def test_without_dropout_bpe_is_encode(name: str, line: str) -> None:
     assert tokenizer.sample([line], 0, [1]) == tokenizer.encode([line])
 
 
-def test_of_equal_pairs_the_leftmost_is_merged_first() -> None:
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["papapapa aaaa aaa aa"] * 9), model_writer=model, model_type="bpe", vocab_size=12
-    )
-    tokenizer, lines = Tokenizer(model.getvalue()), ["a" * n for n in range(30)] + ["pa" * n + "a" for n in range(15)]
-    assert tokenizer.sample(lines, 0, range(45)) == tokenizer.encode(lines)
-
-
 def unknown(tokenizer: Tokenizer) -> str:
     """Make a pattern for runs of characters that occur in no piece."""
     known = {character for piece in tokenizer.pieces(range(3, tokenizer.vocab_size - 1)) for character in piece}
@@ -90,17 +81,6 @@ def test_bpe_without_merges_is_characters(line: str) -> None:
     runs = re.findall(f"{unknown(tokenizer)}|.", normalised(tokenizer, line), re.DOTALL)
     expected = ["<unk>" if re.fullmatch(unknown(tokenizer), run) else run for run in runs]
     assert tokenizer.pieces(tokenizer.sample([line], 1, [1])[0]) == [*expected, "</s>"]
-
-
-@given(line=TEXT, alpha=st.floats(0, 1), seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=30, deadline=None)
-def test_pieces_spell_the_line(line: str, alpha: float, seed: int) -> None:
-    tokenizer = made("few characters")
-    drawn = tokenizer.pieces(tokenizer.sample([line], alpha, [seed])[0])
-    assert "".join(drawn) == re.sub(unknown(tokenizer), "<unk>", normalised(tokenizer, line)) + "</s>"
-    tokenizer = made("bytes")
-    drawn, plain = tokenizer.sample([line], alpha, [seed])[0], tokenizer.encode([line])[0]
-    assert tokenizer.decode(drawn) == tokenizer.decode(plain)
 
 
 @given(lines=st.lists(WORDS, max_size=8), alpha=st.floats(0.1, 1))

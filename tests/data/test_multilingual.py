@@ -10,7 +10,7 @@ from forks import call
 from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.data.corpus import Pair, count_pairs, locate, splits
-from nmt.data.prepare import fingerprint_of, prepare
+from nmt.data.prepare import prepare
 from nmt.data.prepared_corpus import PreparedCorpus
 
 NOUNS = [("dog", "Hund", "chien"), ("cat", "Katze", "chat"), ("horse", "Pferd", "cheval"), ("bird", "Vogel", "oiseau")]
@@ -81,20 +81,6 @@ def test_the_tokenizer_never_splits_a_tag(corpus: Path, tokenizer: str) -> None:
     if source.can_sample():
         for ids in source.sample(["<2de> dog sees cat ."] * 20, 0.5, range(20)):
             assert source.pieces(ids[:1]) == ["▁<2de>"]
-
-
-def test_a_test_set_of_another_direction_makes_another_corpus(tmp_path: Path) -> None:
-    for name in ("train", "valid", "test"):
-        (tmp_path / f"{name}.tsv").write_text("en\tde\na\tb\n")
-    files = f"train: {tmp_path}/train.tsv, validation: {tmp_path}/valid.tsv"
-    test = f", test: {tmp_path}/test.tsv"
-    directions = "source_lang: en, target_lang: de", "source_lang: de, target_lang: en"
-    fingerprints = set()
-    for tested in range(2):
-        corpora = (f"{{{each}, {files}{test if number == tested else ''}}}" for number, each in enumerate(directions))
-        settings = run_config(*SMALL, f"data.corpora=[{','.join(corpora)}]")
-        fingerprints.add(fingerprint_of(settings.data, settings.tokenizer))
-    assert len(fingerprints) == 2
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,8 @@
 """Prepared corpora: their content, the pairs that are dropped and reported, and when they are prepared again."""
 
 import json
-import os
 import random
 import shutil
-import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import run_config, values_of
-from forks import forked
 
 from nmt.config.checks import validated
 from nmt.config.errors import UserError
@@ -194,38 +191,6 @@ def test_a_failure_leaves_nothing(option: str, message: str, corpus: Path) -> No
     with pytest.raises(UserError, match=message):
         make(corpus, option)
     assert in_cache(corpus) == set()
-
-
-@pytest.mark.parametrize("name", ["train.source.offsets", "train.target.ids", "train.raw"])
-def test_a_full_disk_names_the_cache(name: str, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = module._prepare
-
-    def prepare_on_a_full_disk(*args: Any) -> None:  # noqa: ANN401
-        (args[-1] / name).symlink_to("/dev/full")
-        real(*args)
-
-    monkeypatch.setattr(module, "_prepare", prepare_on_a_full_disk)
-    with pytest.raises(OSError, match="No space left on device") as error:
-        make(corpus)
-    assert error.value.filename == str(corpus / "cache")
-    assert in_cache(corpus) == set()
-
-
-def test_a_killed_preparation_starts_again(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory = make(corpus).directory
-    whole = content(directory)
-    shutil.rmtree(directory)
-
-    def work() -> int:
-        monkeypatch.setattr(module, "encode_split", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-        make(corpus)
-        return 0
-
-    _, status = os.waitpid(forked(work, corpus / "output"), 0)
-    assert status != 0
-    assert in_cache(corpus) == {f".{directory.name}.part"}
-    assert content(make(corpus).directory) == whole
-    assert in_cache(corpus) == {directory.name}
 
 
 def test_of_several_at_a_time_one_prepares_and_the_others_wait(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 import io
 import re
-import time
 import unicodedata
 from collections.abc import Callable
 from functools import cache
@@ -151,21 +150,6 @@ def test_whatever_a_model_writes_is_one_line_of_unicode(byte_tokenizers: Made, i
         assert text.encode("utf-8").decode("utf-8") == text
 
 
-def test_a_lone_surrogate_becomes_a_replacement_character(byte_tokenizers: Made) -> None:
-    tokenizer = byte_tokenizers["bpe", "none"]
-    assert tokenizer.decode(tokenizer.encode(["a\ud800b \ud83d"])[0]) == "a\ufffdb \ufffd"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_line_of_a_million_characters_takes_seconds(byte_tokenizers: Made, kind: str) -> None:
-    tokenizer = byte_tokenizers[kind, "nfc"]
-    for line in ("ab" * 500_000, "the cat " * 125_000, "e" + "\u0301" * 999_999):
-        began = time.process_time()
-        (ids,) = tokenizer.encode([line])
-        assert ids[-1] == EOS
-        assert time.process_time() - began < 5  # about 0.2 s, because the time is linear in the length
-
-
 SPELLINGS = ["가감", "Straße", "tchaá"]
 SOUNDS = ["k a̠ \u0261 a̠ m", "ʃ t ʁ a\u02d0 s ə", "tʃ ɐ̃ a\u02d0 d͡z"]
 SIDE = {key: VALUES[key] for key in schema.TokenizerSide.model_fields}
@@ -198,24 +182,6 @@ def test_each_side_is_named_in_its_errors() -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "pieces"),
-    [
-        ("nfc", ["▁é", "▁ﬁ\xa0½"]),
-        ("nfd", ["▁e\u0301", "▁ﬁ\xa0½"]),
-        ("nfkc", ["▁é", "▁fi\xa01\u20442"]),
-        ("nfkd", ["▁e\u0301", "▁fi\xa01\u20442"]),
-        ("none", ["▁e\u0301", "▁ﬁ\xa0½"]),
-    ],
-)
-def test_pieces_are_in_the_unicode_form(form: str, pieces: list[str]) -> None:
-    """A no-break space stays visible, as it separates no words."""
-    tokenizer = train(kind="word", normalization=form).source
-    (shown,) = tokenizer.surfaces(["e\u0301 ﬁ\xa0½"])
-    assert join(shown) == "".join(pieces).replace("▁", " ").strip()
-    assert tokenizer.spell(shown) == (join(shown) if form == "none" else unicodedata.normalize("NFC", join(shown)))
-
-
-@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"vocab_size": 9000}, r"tokenizer\.vocab_size=9000: .* at most (\d+); set tokenizer\.vocab_size=\1"),
@@ -232,19 +198,6 @@ def test_impossible_sizes_name_a_possible_one(changes: dict[str, Any], message: 
         train(**changes)
     named = int(str(error.value).split("tokenizer.vocab_size=")[2].split()[0])
     assert train(**(changes | {"vocab_size": named})).source.vocab_size == named
-
-
-def test_lines_with_the_character_that_sentencepiece_reserves_are_trained_on() -> None:
-    config = schema.TrainedTokenizer.model_validate(VALUES | {"kind": "word", "vocab_size": 20})
-    lines = ["zebra sleeps \u2585"] * 20
-    assert make_tokenizers(config, lines, lines).target.id_of("▁zebra") is not None
-
-
-@pytest.mark.parametrize("line", ["\ufeff\x01", "a" * 2**16 + "a"])
-def test_text_that_trains_no_tokenizer_is_refused(line: str) -> None:
-    config = schema.TrainedTokenizer.model_validate(VALUES)
-    with pytest.raises(UserError, match=r"^data\.train: .* empty with .*=nfc, or has more than 65,536 bytes"):
-        make_tokenizers(config, [line], [line])
 
 
 def test_saved_models_come_back(shared: Tokenizers, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from nmt.data.word_alignment import (
     format_pharaoh,
     merge_to_words,
     parse_pharaoh,
-    words,
     words_of_pieces,
 )
 
@@ -125,10 +124,3 @@ def peaked(heaviest: Sequence[int], sources: int) -> np.ndarray:
 )
 def test_links_between_words(weights: np.ndarray, target: str, source: str, links: set[Link]) -> None:
     assert attention_to_links(weights, target.split(), source.split()) == links
-
-
-def test_words_are_those_that_weights_are_merged_to() -> None:
-    pieces = ["▁the", "▁do", "g", "s", "▁", "see", "<unk>", "▁.", "</s>"]
-    assert words(pieces) == ["the", "dogs", "see", "<unk>", ".", "</s>"]
-    assert len(words(pieces)) == merge_to_words(np.ones((len(pieces), 2)), pieces, ["▁a", "</s>"]).shape[0]
-    assert words([]) == []

@@ -18,9 +18,7 @@ from forks import ended, forked_group
 
 from nmt.cli.run_command import attempt, log_to_stream, report
 from nmt.config.errors import UserError
-from nmt.config.schema import data as schema
 from nmt.data.batching import Batches
-from nmt.data.prepared_corpus import PreparedCorpus
 from nmt.data.tokenizer import Tokenizer
 from nmt.model.checkpoints import read_checkpoint
 from nmt.system.distributed import ProcessGroup
@@ -249,16 +247,3 @@ def test_a_signal_to_one_stops_all_with_a_checkpoint(
     lines = metrics(run)
     assert [line["step"] for line in lines if "validation/bleu" in line] == [6]
     assert sum("train/loss" in line for line in lines if line["step"] == 6) == 1
-
-
-def test_another_corpus_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = job.prepare
-
-    def another(data: schema.Data, tokenizer: schema.TokenizerConfig) -> PreparedCorpus:
-        return real(data.model_copy(update={"train_size": 90 + on(1)}), tokenizer)
-
-    monkeypatch.setattr(job, "prepare", another)
-    group = Group(tmp_path / "run", 2)
-    assert group.wait() == [2, 2]
-    assert "process 1: data: another corpus than that of rank 0" in group.printed()
-    assert not (tmp_path / "run" / "config.yaml").exists()

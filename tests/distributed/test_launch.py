@@ -12,7 +12,7 @@ from forks import ended, forked
 
 from nmt.cli.launch import in_processes
 from nmt.config.errors import UserError
-from nmt.system.distributed import Interrupted, ProcessGroup
+from nmt.system.distributed import Interrupted
 from nmt.system.processes import rank
 from nmt.training import stopping as stopping_module
 from nmt.training.stopping import StopSignals
@@ -69,19 +69,6 @@ def test_a_failure_reaches_the_caller_and_leaves_nothing(
     assert handlers == [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
     assert list((tmp_path / "temporary").iterdir()) == []
     assert printed in capfd.readouterr().err
-
-
-def meet(*_: object) -> int:
-    with ProcessGroup.join() as group:
-        return 2 * group.rank if group.merge([group.rank]) == [0, 1] else 3
-
-
-@pytest.mark.slow
-def test_the_highest_status_is_returned_where_the_name_of_the_machine_does_not_resolve(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("socket.getfqdn", lambda *_: "no-such-host.invalid")
-    assert launched(meet, tmp_path) == 2
 
 
 def wait_for(folder: Path, pattern: str, seconds: float = 120) -> None:

@@ -34,12 +34,6 @@ def test_formulae_are_mathml(site: Path) -> None:
         assert f'src="images/{name}.png"' in text
 
 
-def test_every_page_leads_to_the_source_code(site: Path) -> None:
-    text = (site / "index.html").read_text(encoding="utf-8")
-    (name,) = re.findall(r'<div class="md-source__repository">\s*(.*?)\s*</div>', text)[:1]
-    assert name == "Source code"
-
-
 def test_no_page_loads_anything_from_a_network(site: Path) -> None:
     for page in site.rglob("*.html"):
         text = page.read_text(encoding="utf-8")

@@ -11,7 +11,6 @@ from documents import PRESETS, ROOT, blocks, links, markdown_files, name_of, pag
 from test_layers import SUBPACKAGES
 
 sys.path.append(str(ROOT / "scripts"))
-import python_reference
 import write_pages
 
 KEY = re.compile(r"^([a-z_]+(?:[./][a-z_0-9]+)*)(@[a-z_.]+)?=")
@@ -111,14 +110,6 @@ def test_the_table_of_presets_is_complete() -> None:
     assert len(PRESETS) == 28, "correct README.md, docs/index.md and docs/comparison.md (84 runs) as well"
 
 
-def test_a_preset_without_page_or_figures_is_named(tmp_path: Path) -> None:
-    (tmp_path / "configs" / "attention").mkdir(parents=True)
-    (tmp_path / "configs" / "attention" / "new.yaml").touch()
-    with pytest.raises(SystemExit, match=r"^docs/attention/new\.md: is missing; each preset has a page"):
-        write_pages.preset_pages(tmp_path)
-    assert write_pages.preset_figures(ROOT, "new") == "**Figures:** none yet."
-
-
 def test_the_table_of_parts_is_complete() -> None:
     text = (ROOT / "docs" / "attention" / "index.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `((?:attention|encoder)/\w+)`.*? \| (.*) \|$", text, re.M))
@@ -146,39 +137,3 @@ def test_the_reference_has_every_value_with_its_type() -> None:
 def test_the_written_pages_are_up_to_date() -> None:
     for path, text in write_pages.written_pages(ROOT).items():
         assert path.read_text(encoding="utf-8") == text, f"{path.name}: run python scripts/write_pages.py"
-
-
-class Sample:
-    """A sample.
-
-    It has <s>.
-    """
-
-    # one of several, and what
-    # follows
-    size: int
-    name: str = "x"  # the name, </s> last
-
-    def __init__(self, first: "list[int]", *, second: str = "a=b") -> None:
-        """first: numbers."""
-
-    def grow(self, by: int) -> int:
-        """Grow: (B, T) -> (B,)."""
-        raise NotImplementedError
-
-    def undocumented(self) -> None:
-        raise NotImplementedError
-
-    def _private(self) -> None:
-        """Not shown."""
-
-
-def test_the_python_reference_has_signatures_docstrings_and_the_comments_of_fields() -> None:
-    assert python_reference.described("here.Sample", Sample, None).splitlines() == [
-        *("### Sample", "", "```py", "class here.Sample(first: list[int], *, second: str = 'a=b')", "```", ""),
-        *("A sample.", "", r"It has \<s>.", "", "first: numbers.", ""),
-        *("- `size`: `int`, one of several, and what follows", r"- `name`: `str`, the name, \</s> last", ""),
-        *("#### Sample.grow", "", "```py", "grow(by: int) -> int", "```", "", "Grow: (B, T) -> (B,)."),
-    ]
-    with pytest.raises(AttributeError, match="no attribute 'Translater'"):
-        python_reference.reference("nmt.Translater", [])

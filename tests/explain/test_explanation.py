@@ -1,15 +1,14 @@
 """Gradient saliency equals finite differences; statistics of attention weights."""
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from conftest import tiny_config
 from trained import blind, copying  # noqa: F401
 
-from nmt.config.schema import TrainConfig
 from nmt.explain.explanation import attention_statistics, explain
 from nmt.training.job import train
 from nmt.translate.translator import Translator
@@ -52,8 +51,8 @@ def test_norms_are_those_of_the_numerical_jacobian(translator: Translator) -> No
 
 
 @pytest.mark.slow
-def test_a_run_draws_it_beside_the_alignment(train_config: Callable[..., TrainConfig], tmp_path: Path) -> None:
-    config = train_config("training.max_steps=1", "validation.saliency=true", "validation.samples=2")
+def test_a_run_draws_it_beside_the_alignment(tmp_path: Path) -> None:
+    config = tiny_config("training.max_steps=1", "validation.saliency=true", "validation.samples=2")
     assert train(config, tmp_path / "run", []) == 0
     drawn = sorted(path.name for path in (tmp_path / "run" / "alignments" / "test").iterdir())
     assert drawn == ["1.png", "1.saliency.png", "2.png", "2.saliency.png"]

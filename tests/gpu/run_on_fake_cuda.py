@@ -2,10 +2,9 @@
 
     LD_PRELOAD=LIBRARY python run_on_fake_cuda.py CASE...
 
-LIBRARY: the compiled fake_cuda.cpp. CASE: overrides of nmt-train separated by spaces, or plant=item|device, which
-plants a fault in all further cases. Each case prints a line of JSON: the kernels per target step, forward and backward;
-the places that wait for the device, with their number, in an update and in a step of each search method; and the places
-of a recorded update that wait or copy between host and device.
+LIBRARY: the compiled fake_cuda.cpp. CASE: overrides of nmt-train separated by spaces. Each case prints a line of JSON:
+the kernels per target step, forward and backward; the places that wait for the device, with their number, in an update
+and in a step of each search method; and the places of a recorded update that wait or copy between host and device.
 """
 
 import json
@@ -18,13 +17,11 @@ import numpy as np
 import torch
 from conftest import tiny_config
 from fake_cuda import CUDA, FakeCUDA, on_cuda, replace_libraries
-from torch import Tensor
 
 from nmt.config import schema
 from nmt.config.schema.training import SGD
 from nmt.data.batching import Batch, collate
 from nmt.model.build import build_model
-from nmt.model.output import Readout
 from nmt.model.seq2seq import SearchEnsemble, Seq2Seq
 from nmt.ops.products import pack
 from nmt.system.machine import Machine
@@ -134,20 +131,6 @@ def added(more: dict[str, int], fewer: dict[str, int]) -> dict[str, int]:
     return {place: count for place, count in extra.items() if count}
 
 
-def plant(fault: str) -> None:
-    """Plant a fault in the readout that tests must report: "item" waits for the device, "device" mixes devices."""
-    activation = Readout.activation
-
-    def faulty(self: Readout, projected: Tensor) -> Tensor:
-        if fault == "item":
-            projected[0, 0].sum().item()
-        else:
-            projected = projected + torch.ones(projected.shape[-1])
-        return activation(self, projected)
-
-    Readout.activation = faulty  # type: ignore[method-assign]
-
-
 def measure(overrides: list[str]) -> dict[str, Any]:
     """Measure a configuration: the counts of an update and of the search methods, and what one more step adds."""
     mode = FakeCUDA()
@@ -175,10 +158,7 @@ def main() -> None:
     """Run the cases of the command line."""
     replace_libraries(setattr)
     for case in sys.argv[1:]:
-        if case.startswith("plant="):
-            plant(case.removeprefix("plant="))
-        else:
-            print(json.dumps({"case": case, **measure(case.split())}), flush=True)
+        print(json.dumps({"case": case, **measure(case.split())}), flush=True)
     # Exit without the interpreter's shutdown: autograd's thread may still free the last pass through the Python mode,
     # which would abort the process.
     os._exit(0)

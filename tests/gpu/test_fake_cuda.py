@@ -65,29 +65,20 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def run(library: Path, *cases: str) -> "subprocess.CompletedProcess[str]":
-    paths = os.pathsep.join([str(HERE.parents[1]), str(HERE.parent), str(HERE)])
-    command = [sys.executable, str(HERE / "run_on_fake_cuda.py"), *cases]
-    environment = {**os.environ, "PYTHONPATH": paths, "LD_PRELOAD": str(library)}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-
-
-def keeps_the_laws(result: dict[str, Any]) -> bool:
+def check(library: Path, cases: list[str], precision: str = "bf16") -> list[dict[str, Any]]:
     """Check the waits: an update waits only to learn whether its gradient is finite, a step of a search only for the
     tokens that it chose, and recorded work neither waits nor copies."""
-    return (
-        {place.rpartition(":")[0] for place in result["update waits"]} == {"training/trainer.py, update"}
-        and all(search["waits of a step"] == WAITS[name] for name, search in result["searches"].items())
-        and not result["recorded transfers"]
-    )
-
-
-def check(library: Path, cases: list[str], precision: str = "bf16") -> list[dict[str, Any]]:
-    done = run(library, *(f"{case} precision={precision}" for case in cases))
+    paths = os.pathsep.join([str(HERE.parents[1]), str(HERE.parent), str(HERE)])
+    command = [sys.executable, str(HERE / "run_on_fake_cuda.py"), *(f"{case} precision={precision}" for case in cases)]
+    environment = {**os.environ, "PYTHONPATH": paths, "LD_PRELOAD": str(library)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     results = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [result for result in results if not keeps_the_laws(result)] == []
     assert len(results) == len(cases)
+    for result in results:
+        assert {place.rpartition(":")[0] for place in result["update waits"]} == {"training/trainer.py, update"}
+        assert all(search["waits of a step"] == WAITS[name] for name, search in result["searches"].items())
+        assert not result["recorded transfers"]
     return results
 
 
@@ -110,15 +101,3 @@ def test_every_preset_stays_on_the_device(precision: str, library: Path) -> None
 @pytest.mark.parametrize(("cases", "recorded"), [(RECORDED, True), (NOT_RECORDED, False)])
 def test_every_objective_and_regulariser_stays_on_the_device(cases: list[str], recorded: bool, library: Path) -> None:
     assert {result["recorded transfers"] is not None for result in check(library, cases)} == {recorded}
-
-
-@pytest.mark.slow
-def test_a_planted_fault_is_found(library: Path) -> None:
-    case = "attention=luong_dot precision=fp32"
-    (line,) = run(library, "plant=item", case).stdout.splitlines()
-    result = json.loads(line)
-    assert not keeps_the_laws(result)
-    assert any("_local_scalar_dense" in wait for wait in result["recorded transfers"])
-    mixed = run(library, "plant=device", case)
-    assert mixed.returncode == 1
-    assert "convert all Tensors to FakeTensors" in mixed.stderr

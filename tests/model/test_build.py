@@ -1,6 +1,5 @@
 """Models built for the parameters of a checkpoint equal the model that was saved; initial values of parameters."""
 
-from inspect import signature
 from typing import Any
 
 import pytest
@@ -21,10 +20,8 @@ from small_models import (
     values,
 )
 
-from nmt.config.schema import model as schema
-from nmt.config.schema.base import members
 from nmt.config.schema.model import Model
-from nmt.model.build import ALIGNMENTS, NORMALIZERS, SCORES, WINDOWS, build_model, build_unfilled
+from nmt.model.build import build_model, build_unfilled
 
 SAMPLED = {"kind": "sampled", "soft_share": 0.5, "baseline": "moving", "discount": 0.9}
 SAMPLED |= {"weight": 1.0, "entropy_weight": 0.0}
@@ -96,17 +93,3 @@ def test_first_weights_are_what_is_said(cell: str) -> None:
         assert not table[PAD].any()
         others = torch.cat((table[:PAD], table[PAD + 1 :])).detach()
         assert abs(float(others.norm(dim=1).mean()) - 1) < 0.05
-
-
-@pytest.mark.parametrize(
-    ("union", "table"), [(schema.Score, SCORES), (schema.Window, WINDOWS), (schema.Normalizer, NORMALIZERS)]
-)
-def test_each_section_has_a_class_that_takes_all_its_settings(union: object, table: dict[Any, Any]) -> None:
-    assert set(table) == set(members(union).values())
-    for section, part in table.items():
-        left = set(section.model_fields) - {"kind"} - set(signature(part).parameters)
-        assert left == ({"chunk"} if section is schema.Mocha else set()), section
-
-
-def test_each_alignment_but_the_expected_context_has_a_class() -> None:
-    assert set(ALIGNMENTS) | {schema.Expected} == set(members(schema.Alignment).values())

@@ -104,19 +104,6 @@ def test_no_call_that_may_be_recorded_uses_cudnns_dropout_state(monkeypatch: pyt
     assert calls[2:] == ["the loop"]
 
 
-def test_torchs_call_in_bf16_computes_in_float32() -> None:
-    rnn = nn.LSTM(SIZE, H, batch_first=True, bidirectional=True)
-    inputs, seen = torch.randn(B, T, SIZE), list[Any]()
-    rnn.register_forward_hook(lambda _, given, result: seen.append((given[0].data.dtype, result[0].data.dtype)))
-    expected = recurrent._run_torch(rnn, inputs, LENGTHS, None)
-    with torch.autocast("cpu", torch.bfloat16):
-        outputs, last = recurrent._run_torch(rnn, inputs, LENGTHS, None)
-    assert seen == [(torch.float32, torch.float32)] * 2
-    for ours, theirs in ((outputs, expected[0]), *zip([*last.hidden, *last.cell], sum(expected[1], ()), strict=True)):
-        assert ours.dtype == torch.bfloat16
-        assert torch.equal(ours, theirs.bfloat16())
-
-
 def test_swapped_rows_take_their_gradients_back() -> None:
     index = torch.tensor([2, 1, 0, 3])
     tensor = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)

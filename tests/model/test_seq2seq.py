@@ -188,14 +188,10 @@ def test_the_bridge_reads_the_final_or_the_mean_state() -> None:
     torch.testing.assert_close(summary[1], states[1, :2].mean(0))
 
 
-@pytest.mark.parametrize("part", ["encoder", "decoder", "embedding", "between layers"])
+@pytest.mark.parametrize("part", ["encoder", "decoder", "embedding"])
 @pytest.mark.parametrize("feeding", [False, True])
 def test_dropout_acts_in_training_only(part: str, feeding: bool) -> None:
-    if part == "between layers":
-        model = model_of(decoder__input_feeding=feeding, decoder__dropout=0.5, decoder__layers=2)
-        model.decoder.dropout.p = 0.0  # only the dropout between layers remains
-    else:
-        model = model_of(decoder__input_feeding=feeding, **{f"{part}__dropout": 0.5})
+    model = model_of(decoder__input_feeding=feeding, **{f"{part}__dropout": 0.5})
     assert torch.equal(model(SOURCE, LENGTHS, TARGET).readouts, model(SOURCE, LENGTHS, TARGET).readouts)
     model.train()
     torch.manual_seed(1)

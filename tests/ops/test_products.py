@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nmt.config.errors import UserError
 from nmt.model.recurrent import gru_gates, lstm_gates
 from nmt.ops import products as module
 from nmt.ops.products import Linear, defer, deferring, gather_rows, linear, matmul, pack, pack_int8, product
@@ -230,9 +229,3 @@ def test_a_row_of_integers_does_not_depend_on_the_others(bounded: bool) -> None:
     for row in (0, 7, 63):
         alone = linear(inputs[row : row + 1], weight, bias)[0]
         torch.testing.assert_close(alone, together[row], rtol=1e-5, atol=1e-5)  # far below the integers' step of 1e-2
-
-
-def test_a_processor_without_such_products_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "cpu_capabilities", dict)
-    with pytest.raises(UserError, match="precision=int8 needs an x86 CPU"):
-        pack_int8(torch.ones(O, I))

@@ -40,13 +40,6 @@ def test_the_example_of_demsar(corpora: ModuleType) -> None:
     assert result["p"] == pytest.approx(stats.f.sf(result["f"], 3, 39))
 
 
-def test_equal_ranks_on_all_corpora_leave_no_doubt(corpora: ModuleType) -> None:
-    result = corpora.friedman(np.array([[1.0, 2.0, 3.0]] * 4))
-    assert result["chi2"] == pytest.approx(8)  # N (k - 1), the largest value
-    assert result["f"] == np.inf
-    assert result["p"] == 0
-
-
 @pytest.mark.parametrize("differences", [(3, -1, 2, 5, -4, 6), (1, -1, 2, 2, 0, 3, -2, 0), (0, 0, 0, 0, 0, 0)])
 def test_signed_ranks_are_tested_exactly_with_ties_and_zeros(corpora: ModuleType, differences: tuple[int, ...]) -> None:
     (p,) = corpora.signed_rank(np.array([differences], float))
@@ -190,18 +183,3 @@ def test_runs_of_a_corpus_share_its_text(
     change(RunDirectory(tmp_path / "study" / "bb_none_1"))
     with pytest.raises(corpora.UserError, match=message):
         corpora.pack(tmp_path / "study", tmp_path / "kept")
-
-
-def test_too_few_corpora_have_a_table_without_tests(corpora: ModuleType, tmp_path: Path) -> None:
-    make_study(tmp_path / "study")
-    assert corpora.pack(tmp_path / "study", tmp_path / "kept") == 0
-    (tmp_path / "kept" / "cc.npz").unlink()
-    assert corpora.table(tmp_path / "kept", "test", "none") == 0
-    assert {path.name for path in (tmp_path / "kept" / "comparison").iterdir()} == {
-        "comparison.json",
-        "wer.md",
-        "ser.md",
-    }
-    comparison = corpora.compared(tmp_path / "kept", "test", "wer", "none")
-    assert [row["mean"] for row in comparison["systems"]] == [25, 50, 100]
-    assert (comparison["friedman"], comparison["differences"], comparison["pairs"]) == (None, [], [])

@@ -3,15 +3,13 @@
 import json
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
-from conftest import script
+from conftest import script, tiny_config
 
-from nmt.config.schema import TrainConfig
 from nmt.training.job import train
 
 WITHOUT_BLEU = ["evaluation.metrics=[ser,wer]", "validation.monitor=ser"]
@@ -26,7 +24,6 @@ def evidence(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_what_is_packed_gives_the_recorded_figures_and_holds_no_text(
     evidence: ModuleType,
-    train_config: Callable[..., TrainConfig],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -37,7 +34,7 @@ def test_what_is_packed_gives_the_recorded_figures_and_holds_no_text(
         monkeypatch.setattr(sys, "argv", ["evidence", *words, str(kept)])
         return evidence.main(), capsys.readouterr().out
 
-    assert train(train_config("training.max_steps=3"), run, ["attention=bahdanau"]) == 0
+    assert train(tiny_config("training.max_steps=3"), run, ["attention=bahdanau"]) == 0
     status, printed = call("pack", str(run.parent))
     assert status == 0
     assert "1 runs checked, 0 scores differ" in printed
@@ -94,14 +91,13 @@ def test_what_is_packed_gives_the_recorded_figures_and_holds_no_text(
 
 def test_runs_are_compared_on_one_test_set_and_the_best_is_tested_in_all_pairs(
     evidence: ModuleType,
-    train_config: Callable[..., TrainConfig],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     sweep, kept = tmp_path / "sweep", tmp_path / "kept"
     for name in ("bahdanau", "luong_dot", "none"):
-        config = train_config("training.max_steps=2", f"attention={name}", *WITHOUT_BLEU)
+        config = tiny_config("training.max_steps=2", f"attention={name}", *WITHOUT_BLEU)
         assert train(config, sweep / name, [f"attention={name}"]) == 0
     for words in (("pack", str(sweep), str(kept)), ("table", str(kept)), ("check", str(kept))):
         monkeypatch.setattr(sys, "argv", ["evidence", *words])

@@ -3,7 +3,6 @@
 import copy
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -11,12 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import script
+from conftest import script, tiny_config
 from torch import Tensor, nn
 from trained import blind, copying  # noqa: F401
 
 from nmt.config.checks import config_dir
-from nmt.config.schema import TrainConfig
 from nmt.explain import explanation
 from nmt.model.output import NEVER, OutputLayer, Readouts
 from nmt.system.run import RunDirectory, read_json
@@ -166,10 +164,8 @@ def test_runs_become_a_table_and_a_file(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", sorted(path.stem for path in (config_dir() / "attention").glob("*.yaml")))
-def test_every_preset_has_figures(
-    module: ModuleType, preset: str, train_config: Callable[..., TrainConfig], tmp_path: Path
-) -> None:
-    assert train(train_config(f"attention={preset}", "training.max_steps=1"), tmp_path / "run") == 0
+def test_every_preset_has_figures(module: ModuleType, preset: str, tmp_path: Path) -> None:
+    assert train(tiny_config(f"attention={preset}", "training.max_steps=1"), tmp_path / "run") == 0
     run, translator = RunDirectory(tmp_path / "run"), Translator.load(tmp_path / "run")
     figures = module.faithfulness(translator, *run.held_out("test"), 2)
     known = {key for key, value in figures.items() if value is not None}

@@ -2,21 +2,18 @@
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
-from conftest import TINY, script
+from conftest import TINY, script, tiny_config
 from fitting import fitted, metrics
 from forks import call_text
 
-from nmt.config.schema import TrainConfig
 from nmt.training.job import Job, set_up
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "find_lr.py"
-Config = Callable[..., TrainConfig]
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +54,9 @@ def test_it_has_diverged_well_above_the_start_or_without_a_number(find_lr: Modul
 
 
 @pytest.mark.slow
-def test_its_updates_are_those_of_training(find_lr: ModuleType, train_config: Config, tmp_path: Path) -> None:
+def test_its_updates_are_those_of_training(find_lr: ModuleType, tmp_path: Path) -> None:
     """With a constant rate, its losses equal those in a run's metrics.jsonl."""
-    config = train_config("training.max_steps=8", "training.log_every=1", "schedule=constant", "optimizer.lr=0.004")
+    config = tiny_config("training.max_steps=8", "training.log_every=1", "schedule=constant", "optimizer.lr=0.004")
     config = config.model_copy(update={"schedule": config.schedule.model_copy(update={"warmup_steps": 0})})
     lines = metrics(fitted(config, tmp_path / "run"))
     rates: list[float] = []

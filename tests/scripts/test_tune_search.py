@@ -66,24 +66,3 @@ def test_the_table_is_that_of_evaluations_without_the_test_set(run: RunDirectory
     assert found["command"] in done.stdout
     assert path.with_suffix(".md").read_text() in done.stdout
     assert sorted(run.path.rglob("*")) == before
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["--beams", "0"], "search.beam_size=0: input should be greater than 0"),
-        (["--coverage", "-1"], "search.coverage_penalty=-1.0"),
-        (["--output", "{run}/config.yaml"], "/config.yaml: is a file"),
-        (["--output", "{run}"], "run: holds files other than the results of tune_search"),
-    ],
-)
-def test_a_mistake_is_told_before_anything_is_translated(
-    run: RunDirectory, tmp_path: Path, words: list[str], told: str
-) -> None:
-    before = sorted(run.path.rglob("*"))
-    done = tune(tmp_path, run.path, *(word.format(run=run.path) for word in words))
-    assert done.returncode == 2
-    assert told in done.stderr.splitlines()[-1]
-    assert "sent/s" not in done.stderr
-    assert list(tmp_path.iterdir()) == []
-    assert sorted(run.path.rglob("*")) == before

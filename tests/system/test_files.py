@@ -4,7 +4,6 @@ import json
 import math
 import os
 import stat
-import struct
 import tempfile
 import zipfile
 from collections.abc import Callable
@@ -20,7 +19,6 @@ from nmt.system.files import (
     WEIGHTS,
     folders_with,
     is_archive,
-    remove_leftovers,
     short_name,
     to_json,
     unpacked,
@@ -58,14 +56,6 @@ def test_the_content_is_on_the_disk_before_the_file_takes_its_name(
     monkeypatch.setattr(os, "fsync", synced)
     write_atomically(path, b"new")
     assert seen == [(3, False)]
-
-
-def test_leftovers_are_found_below_too(tmp_path: Path) -> None:
-    (tmp_path / "sub").mkdir()
-    for name in (".a.1.part", "sub/.b.2.part", "kept.part", ".lock"):
-        (tmp_path / name).write_text("")
-    remove_leftovers(tmp_path)
-    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == [".lock", "kept.part"]
 
 
 def test_json_has_no_infinity() -> None:
@@ -153,33 +143,20 @@ def packed(path: Path, files: dict[str, bytes]) -> None:
             file.writestr(name, text)
 
 
-def changed(path: Path, change: Callable[[bytes], bytes]) -> None:
+def flip(path: Path) -> None:
     write_archive(path, HONEST)
-    path.write_bytes(change(path.read_bytes()))
-
-
-def claim_gigabytes(data: bytes) -> bytes:
-    """Make an archive claim 2 GB for its parameters, packed and unpacked."""
-    at = data.rindex(b"PK\1\2")
-    return data[: at + 20] + struct.pack("<II", 2**31, 2**31) + data[at + 28 :]
-
-
-def flip(data: bytes) -> bytes:
-    at = data.index(HONEST[WEIGHTS])
-    return data[:at] + b"x" + data[at + 1 :]
+    path.write_bytes(path.read_bytes().replace(HONEST[WEIGHTS], b"x" + HONEST[WEIGHTS][1:]))
 
 
 HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a path upwards": (lambda path: packed(path, {"../evil": b"x"}), "it holds ../evil, which no archive has"),
-    "another name": (lambda path: packed(path, {"sitecustomize.py": b"x"}), "which no archive has"),
     "a name with control characters": (lambda path: packed(path, {"a\x1b[31m": b"x"}), r"holds a\\x1b\[31m, which"),
     "no weights": (
         lambda path: zipfile.ZipFile(path, "w").writestr(CONFIG, "x"),
         "is damaged|has no checkpoints/best|not a zip",
     ),
     "a bomb": (lambda path: packed(path, {WEIGHTS: bytes(2**24)}), "bytes would become 16,"),
-    "a claim of gigabytes": (lambda path: changed(path, claim_gigabytes), "would become 2,147,"),
-    "a flipped bit": (lambda path: changed(path, flip), "Bad CRC-32 for file 'checkpoints/best.safetensors'"),
+    "a flipped bit": (flip, "Bad CRC-32 for file 'checkpoints/best.safetensors'"),
 }
 
 
@@ -197,11 +174,6 @@ def test_a_hostile_or_damaged_archive_is_one_line_and_leaves_nothing(
     assert "\n" not in str(error.value)
     assert {*tmp_path.parent.iterdir(), *tmp_path.iterdir()} == before
     assert not [*temporary.iterdir()]
-
-
-def test_an_archive_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="run=nowhere: cannot be read"):
-        unpacked(tmp_path / "nowhere", "run=nowhere")
 
 
 def test_what_is_written_can_be_read_however_well_it_packs(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Device, precision and memory."""
 
 import os
-import platform
 import subprocess
 import sys
 import threading
@@ -53,26 +52,6 @@ def in_new_process(code: str) -> str:
     limits = (*module.SETTINGS, "OMP_NUM_THREADS", "LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")
     kept = {key: value for key, value in os.environ.items() if key not in limits}
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=kept).stdout
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc alone")
-def test_memory_that_large_tensors_free_is_kept() -> None:
-    """Otherwise each update would have a page fault for each page of its large tensors."""
-    code = """
-import resource, torch
-from nmt.system.machine import tune_memory
-def faults():
-    tensors = [torch.empty(size * 2**18).fill_(1.0) for size in (2, 8, 31, 64)]
-    del tensors
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-tune_memory()
-torch.set_num_threads(1)
-for _ in range(6):
-    before = faults()
-print(faults() - before)
-"""
-    assert int(in_new_process(code)) < 1000
 
 
 @LINUX
@@ -151,38 +130,6 @@ def test_failed_allocations_are_recognised(error: Exception, expected: bool) -> 
 def test_the_machine_is_busy_if_others_leave_too_little(others: float, threads: int, cpus: int, expected: bool) -> None:
     before, after = Usage(100.0, 50.0, 10.0), Usage(100.0 + 3.0 + 2 * others, 53.0, 12.0)
     assert is_contended(before, after, threads, cpus) is expected
-
-
-@LINUX
-def test_usage_counts_this_process_among_all() -> None:
-    before = Usage.now()
-    while Usage.now().here < before.here + 0.2:
-        pass
-    after = Usage.now()
-    assert after.all - before.all > 0.1
-    assert after.clock > before.clock
-
-
-@LINUX
-@pytest.mark.slow
-def test_idle_threads_come_and_go() -> None:
-    """For 2 threads on 4 CPUs, 3 idle Python threads start, each with one more thread of OpenMP."""
-    code = """
-import os, time, torch
-from nmt.system.machine import IdleThreads
-torch.set_num_threads(2)
-torch.ones(2**20).add_(1.0)
-count = lambda: len(os.listdir("/proc/self/task"))
-before = count()
-idle = IdleThreads(2, 4)
-print(count() - before)
-idle.end()
-end = time.monotonic() + 20
-while count() > before and time.monotonic() < end:
-    time.sleep(0.01)
-print(count() - before)
-"""
-    assert in_new_process(code).split() == ["6", "0"]
 
 
 @LINUX

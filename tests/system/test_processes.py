@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from forks import call, ended, forked
+from forks import call
 
 from nmt.config.errors import UserError
-from nmt.system import distributed
 from nmt.system.processes import GROUP_VARIABLES, Workers, group_size, leave_group, local_rank, rank, started_in_group
 
 GROUP = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1", "LOCAL_RANK": "1"}
@@ -43,27 +42,6 @@ def test_work_that_is_not_shared_is_done_by_every_process(command: list[str], tm
     done = call(f"nmt-{command[0]}", *command[1:], cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.decode().startswith(f"nmt-{command[0]}: error: run")
-
-
-def test_who_waits_for_the_others_says_so(tmp_path: Path) -> None:
-    def work() -> int:
-        os.environ.update(GROUP)
-        distributed.PATIENCE = 0.1
-        with distributed.ProcessGroup.join():
-            return 0
-
-    child = forked(work, tmp_path / "output")
-    try:
-        while not (text := (tmp_path / "output").read_text()).endswith("\n"):
-            assert os.waitpid(child, os.WNOHANG) == (0, 0), text
-            time.sleep(0.02)
-    finally:
-        os.killpg(child, signal.SIGKILL)
-        ended(child)
-    assert text == (
-        "RANK=1, WORLD_SIZE=2: waiting for the other processes at localhost:1; to run a process alone, unset RANK and "
-        "WORLD_SIZE\n"
-    )
 
 
 # Worker processes: their number changes neither results nor errors, and all of them end.

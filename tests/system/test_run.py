@@ -1,6 +1,5 @@
 """The run directory."""
 
-import errno
 import json
 import os
 import re
@@ -9,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
@@ -124,22 +122,6 @@ def test_damaged_held_out_text_names_the_file(name: str, content: bytes, tmp_pat
     problem = "not valid UTF-8 (at byte 4)" if b"\xff" in content else "has 1 line for 2 sentences"
     with pytest.raises(UserError, match=re.escape(f"test.{name}: {problem}")):
         run.held_out("test")
-
-
-def test_without_locks_a_run_begins_with_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    run, no_locks = RunDirectory(tmp_path / "run"), OSError(errno.ENOSYS, "Function not implemented")
-    monkeypatch.setattr("fcntl.flock", Mock(side_effect=no_locks))
-    run.claim(VALUES)
-    assert f"{run.path}: this file system has no locks (Function not implemented); start no second" in caplog.text
-    began = time.monotonic()
-    run.wait_until_free(60)
-    assert time.monotonic() - began < 30
-    run.release()
-    monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
-    with pytest.raises(OSError, match="Input/output error"):
-        run.claim(VALUES)
 
 
 def test_waiting_ends_with_the_lock_or_with_patience(tmp_path: Path) -> None:

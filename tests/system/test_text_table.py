@@ -1,6 +1,5 @@
 import re
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,13 +45,6 @@ def test_human_count_is_within_half_of_its_last_digit(count: int) -> None:
     size = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9}[unit]
     assert abs(float(number) * size - count) <= 0.0500001 * size
     assert float(number) < 1000
-
-
-@pytest.mark.parametrize(
-    ("seconds", "shown"), [(0, "0 s"), (59.6, "1 min 00 s"), (3599.6, "1 h 00 min"), (3780, "1 h 03 min")]
-)
-def test_human_duration(seconds: float, shown: str) -> None:
-    assert human_duration(seconds) == shown
 
 
 @given(st.floats(0, 1e7))

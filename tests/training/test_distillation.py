@@ -107,16 +107,7 @@ def test_a_run_goes_on_in_the_same_bits_where_its_teachers_have_moved(teachers: 
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "stopped"))
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ("tokenizer.vocab_size=390", "was trained with another tokenizer .* models are in {run}$"),
-        ("objective.teachers=nowhere", "objective.teachers=nowhere: no such directory"),
-    ],
-)
-def test_what_cannot_be_learned_from_is_refused(
-    overrides: str, message: str, teachers: list[Path], tmp_path: Path
-) -> None:
-    with pytest.raises(UserError, match=message.format(run=teachers[0])):
-        train(tiny_config(*SHORT, *from_(teachers[:1], overrides)), tmp_path / "run")
+def test_a_teacher_with_another_tokenizer_is_refused(teachers: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"was trained with another tokenizer .* models are in {teachers[0]}$"):
+        train(tiny_config(*SHORT, *from_(teachers[:1], "tokenizer.vocab_size=390")), tmp_path / "run")
     assert not list(tmp_path.glob("run/*"))

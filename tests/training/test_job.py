@@ -10,21 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from conftest import tiny_config
 from fitting import fitted, metrics, same, state, stopped, weights
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from nmt.config.errors import UserError
 from nmt.data.prepared_corpus import Split
-from nmt.model.checkpoints import read_checkpoint, save_checkpoint
+from nmt.model.checkpoints import read_checkpoint
 from nmt.system.run import RunDirectory
 from nmt.training import loop
 from nmt.training.job import train, train_run
 from nmt.training.trainer import Trainer, Update
-from nmt.training.validation import Validator
 
-THREE = ["training.max_steps=9", "validation.unit=steps", "validation.every=3"]
 STEPS = ["training.max_epochs=2", "training.log_every=3", "validation.unit=steps", "validation.every=8"]
 
 
@@ -69,19 +66,6 @@ def test_a_signal_saves_and_the_run_goes_on_as_if_nothing_had_been(
     assert metrics(run) == metrics(whole)
     best = Path("checkpoints", "best.safetensors")
     assert (run / best).read_bytes() == (whole / best).read_bytes()
-
-
-def test_the_time_left_counts_only_what_this_process_has_done(tmp_path: Path) -> None:
-    config = tiny_config("training.max_steps=6", "training.log_every=1")
-    run = stopped(config, tmp_path / "run", 3)
-    last = state(run)
-    last["spent"][0] = 1e6  # seconds, as on a machine that slept
-    save_checkpoint(run / "checkpoints" / "last.pt", last)
-    assert train(config, run) == 0
-    log = (run / "train.log").read_text()
-    times = re.findall(r"ETA (\S+)", log[log.index("resumed at step") :])
-    assert len(times) > 1
-    assert all(time.startswith("00:") for time in times)
 
 
 @pytest.mark.slow
@@ -228,16 +212,6 @@ def test_scores_of_a_checkpoint_go_with_it(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "results.json").exists()
 
 
-@pytest.mark.slow
-def test_a_run_can_go_on_where_gradients_are_scaled(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = torch.amp.GradScaler
-    assert state(whole)["scaler"] == {}
-    monkeypatch.setattr(torch.amp, "GradScaler", lambda device, enabled: real(device, init_scale=8.0, enabled=True))
-    fitted(tiny_config(*STEPS, "training.max_epochs=3"), whole)
-    assert state(whole)["scaler"]["scale"] == 8
-    assert state(whole)["bad"] == [0, 0]
-
-
 def test_a_limit_of_steps_ends_a_run_and_its_cosine(tmp_path: Path) -> None:
     parts = ["training.accumulate=50", "training.batch_sentences=3"]  # more parts than sentences are allowed
     config = tiny_config("training.max_steps=7", "training.max_epochs=9", "schedule.warmup_steps=2", *parts)
@@ -353,12 +327,6 @@ def test_what_a_run_does_not_reach_is_told(tmp_path: Path, caplog: pytest.LogCap
     fitted(tiny_config("training.max_steps=2", "schedule.warmup_steps=3", "attention=coverage"), tmp_path / "run")
     assert "attention.coverage.loss_start=1000: the run ends before, at step 2" in caplog.text
     assert "schedule.warmup_steps=3: the run ends before, at step 2, and never reaches optimizer.lr" in caplog.text
-
-
-def test_a_run_without_a_finite_validation_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Validator, "_loss", lambda *_: (math.nan, 1))
-    with pytest.raises(UserError, match=r"validation\.monitor=loss: no validation had a finite score"):
-        fitted(tiny_config(*THREE, "validation.monitor=loss"), tmp_path / "run")
 
 
 LARGER = (

@@ -1,11 +1,9 @@
 """The outputs of a journal: metrics.jsonl, TensorBoard files as TensorBoard reads them, W&B."""
 
-import errno
 import html
 import json
 import re
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +13,8 @@ from unittest.mock import call as call_of
 import numpy as np
 import pytest
 from conftest import tiny_config
-from forks import call
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 from tensorboard.plugin_util import markdown_to_safe_html
-from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_ndarray
 from torch.utils.tensorboard import writer
 
@@ -26,7 +22,7 @@ from nmt.config.errors import UserError
 from nmt.config.schema import TrainConfig
 from nmt.system.run import SWEEP, RunDirectory, read_json
 from nmt.training import journal
-from nmt.training.job import Job, fit, set_up
+from nmt.training.job import Job, fit, set_up, train
 from nmt.training.journal import Journal
 
 QUICK = ["training.max_steps=2", "validation.unit=steps", "validation.every=1", "training.log_every=1"]
@@ -74,21 +70,6 @@ def test_a_resumed_run_supersedes_what_came_after_its_checkpoint(tmp_path: Path)
     assert shown() == [(0, 4), (1, 4)]
 
 
-def test_the_progress_bar_shows_the_metrics_of_the_last_validation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Bar(journal.tqdm):  # type: ignore[misc, name-defined]
-        def __init__(self, **options: Any) -> None:  # noqa: ANN401
-            super().__init__(**{**options, "disable": False})
-
-    monkeypatch.setattr(journal, "tqdm", Bar)
-    with Journal(RunDirectory(tmp_path), config_of("logger=[]")) as opened:
-        opened.begin(-1, -1, 0, 10)
-        opened.validation(1, 0.1, {"loss": 1.0, "perplexity": 2.7, "bleu": 35.2, "ser": 9.87}, best=True)
-        opened.training(2, 0.2, {"loss": 1.0, **REST})
-    assert "tok/s, BLEU 35.20  SER 9.87" in capsys.readouterr().err
-
-
 def test_lines_that_will_be_written_again_are_removed(tmp_path: Path) -> None:
     """A run stopped during the validation of step 8 has logged that step, but not validated it."""
     lines = [{"step": 4, "train/loss": 1}, {"step": 4, "validation/loss": 1}, {"step": 8, "train/loss": 1}]
@@ -130,28 +111,6 @@ def test_samples_are_shown_literally(tmp_path: Path) -> None:
         opened.samples(2, samples)
     shown = [[" ".join(cell.split()) for cell in row] for row in SAMPLES]
     assert page(tmp_path, "validation/samples") == [["source", "reference", "hypothesis"], *shown]
-
-
-def test_a_full_disk_is_an_error_with_the_folder_and_without_a_traceback(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    opened = Journal(RunDirectory(tmp_path), config_of())
-    opened.begin(-1, -1, 0, 10)
-    capsys.readouterr()
-    monkeypatch.setattr(RecordWriter, "write", full)
-
-    def record_until_it_fails() -> None:
-        for step in range(100):
-            opened.outcome(step, {"loss": 1.0})
-            time.sleep(0.01)  # lets the writing thread run
-
-    with pytest.raises(OSError, match="No space left on device") as error:
-        record_until_it_fails()
-    assert error.value.filename == str(tmp_path / "tensorboard")
-    assert capsys.readouterr().err == ""
 
 
 # W&B, with a stand-in for its package
@@ -206,10 +165,16 @@ def test_a_sweeps_run_begins_before_tensorboards_files_and_continues_when_it_res
     assert wandb.finish.call_args_list == [call_of(exit_code=0)] * 2
 
 
-def test_a_tracker_that_refuses_the_run_ends_it_in_one_line(tmp_path: Path, wandb: Mock) -> None:
+def test_a_tracker_that_refuses_the_run_or_is_not_installed_ends_it_in_one_line(
+    tmp_path: Path, wandb: Mock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wandb.init.side_effect = REFUSAL
     with pytest.raises(UserError, match=r"^logger=wandb: cannot be used \(no route to host\); train without it$"):
         run_in(tmp_path / "run", "logger=wandb")
+    monkeypatch.setattr(journal, "find_spec", lambda _: None)
+    with pytest.raises(UserError, match=r"^logger=wandb: needs another package: pip install wandb$"):
+        train(config_of("logger=wandb"), tmp_path / "other")
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_tracker_that_fails_at_the_end_is_a_warning(
@@ -230,18 +195,3 @@ def test_without_loggers_there_is_metrics_jsonl_alone(tmp_path: Path) -> None:
     assert not (run / "tensorboard").exists()
     assert not (run / journal.WANDB).exists()
     assert (run / "metrics.jsonl").is_file()
-
-
-def test_a_missing_package_is_named_before_anything_is_written(
-    tmp_path: Path, tiny_overrides: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # This holds in the command too, which is a fork of this process.
-    monkeypatch.setattr(journal, "find_spec", lambda name: None if name == "wandb" else True)
-    done = call(
-        "nmt-train", *tiny_overrides, "logger=[tensorboard,wandb]", f"hydra.run.dir={tmp_path / 'run'}", cwd=tmp_path
-    )
-    assert (done.returncode, done.stderr.decode().splitlines()[-1]) == (
-        2,
-        "nmt-train: error: logger=wandb: needs another package: pip install wandb",
-    )
-    assert not (tmp_path / "run").exists()

@@ -10,7 +10,6 @@ from fitting import first_batch, trainer_of
 from torch import Tensor
 from torch.nn import functional
 
-from nmt.attention.attention import Attention
 from nmt.attention.normalizers import SoftmaxNormalizer
 from nmt.attention.scores import Past
 from nmt.config.schema import TrainConfig
@@ -204,13 +203,6 @@ def test_the_mean_over_all_samples_is_the_enumerated_gradient(
     assert sum(probabilities) == pytest.approx(1)
     for name, gradient in wanted.items():
         torch.testing.assert_close(mean[name], gradient, rtol=1e-6, atol=1e-9)
-
-
-def test_only_a_loss_that_reads_log_weights_makes_the_attention_return_them() -> None:
-    for overrides, recorded in (["attention=luong_general"], False), (VARIATIONAL, True):
-        attention = trainer_of(tiny_config(*overrides)).model.decoder.attention
-        assert isinstance(attention, Attention)
-        assert attention.normalizer.with_log_weights == recorded
 
 
 def test_sampling_adds_a_loss_of_the_inference_network_alone() -> None:

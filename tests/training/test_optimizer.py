@@ -166,6 +166,8 @@ def test_weight_decay_is_that_of_the_papers_and_of_matrices_alone(optimizer: str
     config = tiny_config(f"optimizer={optimizer}", f"optimizer.weight_decay={decay}", *parts, *more)
     model = new_model(config, prepare(config.data, config.tokenizer).tokenizers)
     chosen = make_optimizer(config.optimizer, model)
+    grouped = [parameter for group in chosen.param_groups for parameter in group["params"]]
+    assert sorted(map(id, grouped)) == sorted(map(id, model.parameters()))
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}

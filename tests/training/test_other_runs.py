@@ -69,24 +69,23 @@ def test_tables_that_differ_cannot_become_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ("encoder.hidden=8", r"={run}: its weights do not fit this model \(encoder.hidden is 16 there, 8 here\)$"),
+        (
+            "encoder.hidden=8",
+            r"^training\.start_from={run}: its weights do not fit this model \(encoder.hidden is 16 there, 8 here\)$",
+        ),
         ("decoder.attend=after encoder.cell=lstm", "encoder.cell is gru there, lstm here; decoder.attend is before"),
-        ("training.start_from=nowhere", "=nowhere: no such directory"),
+        ("training.start_from=nowhere", "^training.start_from=nowhere: no such directory"),
+        ("training.start_from={young}", "no such checkpoint; a run has one from its first validation on"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_the_run_begins(
     overrides: str, message: str, first: Path, tmp_path: Path
 ) -> None:
-    start = ["tokenizer.vocab_size=600", f"training.start_from={first}"]
-    with pytest.raises(UserError, match=r"^training\.start_from.*" + message.format(run=first)):
-        fitted(tiny_config(*SHORT, *start, *overrides.split()), tmp_path / "run")
-    assert not list((tmp_path / "run").iterdir())
-
-
-def test_a_run_without_weights_is_refused(first: Path, tmp_path: Path) -> None:
     young = shutil.copytree(first, tmp_path / "young", ignore=shutil.ignore_patterns("checkpoints"))
-    with pytest.raises(UserError, match="no such checkpoint; a run has one from its first validation on"):
-        fitted(tiny_config(f"training.start_from={young}"), tmp_path / "run")
+    start = ["tokenizer.vocab_size=600", f"training.start_from={first}", *overrides.format(young=young).split()]
+    with pytest.raises(UserError, match=message.format(run=first)):
+        fitted(tiny_config(*SHORT, *start), tmp_path / "run")
+    assert not list((tmp_path / "run").iterdir())
 
 
 # A changed vocabulary

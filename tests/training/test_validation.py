@@ -1,9 +1,7 @@
 """The monitored score decides about the best checkpoint, patience, the plateau schedule and the result of a sweep."""
 
-import gc
 import json
 import re
-import weakref
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -11,14 +9,13 @@ from typing import Any
 import pytest
 import torch
 from conftest import tiny_config
-from fitting import before_update, fitted, metrics, same, state, weights
+from fitting import fitted, metrics, same, state, weights
 
 from nmt.config.errors import UserError
 from nmt.evaluate.metrics import METRICS, WITHOUT_TEXT
 from nmt.model.seq2seq import Seq2Seq
 from nmt.training.job import train
 from nmt.training.stopping import EarlyStopping
-from nmt.translate.search_model import SearchModel
 
 HIGHER_IS_BETTER = {"bleu": True, "chrf": True, "ter": False, "wer": False, "loss": False, "aer": False}
 RUN = ["training.max_steps=4", "validation.unit=steps", "validation.every=1", "schedule=plateau", "schedule.patience=0"]
@@ -115,20 +112,3 @@ def test_validation_translates_and_measures_by_halves(tmp_path: Path, monkeypatc
         monkeypatch.setattr(Seq2Seq, name, limited)
     fitted(config, tmp_path / "halved")
     torch.testing.assert_close(weights(tmp_path / "halved", "best"), weights(tmp_path / "whole", "best"))
-
-
-def test_weights_packed_for_search_are_freed_after_each_validation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: weakref.WeakSet[SearchModel] = weakref.WeakSet()
-    real, kept = SearchModel.__init__, list[int]()
-
-    def init(self: SearchModel, *given: Any) -> None:  # noqa: ANN401
-        real(self, *given)
-        made.add(self)
-        kept.append(len(made))
-
-    monkeypatch.setattr(SearchModel, "__init__", init)
-    before_update(monkeypatch, 3, lambda: (gc.collect(), kept.append(len(made))))
-    fitted(tiny_config("training.max_steps=3", "validation.unit=steps", "validation.every=2"), tmp_path / "run")
-    assert kept == [1, 0, 1]
