@@ -117,12 +117,3 @@ def test_translations_and_alignments_can_be_read_as_soon_as_they_are_made(
         os.write(other, b"one\n")
         answer(translator, config, read_buffers(given, {}, 1024, False), aligned, {})
     assert translator.seen == [["one"], ["two"]]
-
-
-def test_an_input_that_cannot_be_read_is_named() -> None:
-    class Unreadable(io.BytesIO):
-        def read1(self, size: int | None = -1, /) -> bytes:
-            raise OSError(9, "Bad file descriptor")
-
-    with pytest.raises(ValueError, match=r"standard input: cannot be read \(Bad file descriptor\)"):
-        list(LineReader(Unreadable()))

@@ -27,10 +27,8 @@ TAUGHT = "objective=distillation objective.teachers=a"
 # Overrides of nmt-train -> a pattern for the message.
 TRAIN = {
     "attention=monotonic attention/window=local_m": "attention: normalizer.kind=monotonic needs positions .*local_m",
-    "attention=fertility attention/window=local_p": "normalizer.kind=fertility needs .* window.kind=local_p; use",
     "attention=gaussian_mixture attention/normalizer=mocha": "score.kind=gaussian_mixture needs .*kind=mocha; use",
     "attention=gaussian_mixture attention/coverage=linear": "coverage.kind=linear needs .*score.kind=gaussian_mixture;",
-    "attention=ntm_cosine attention/coverage=linear": "coverage.kind=linear needs .* score.kind=cosine; use",
     "attention=luong_location attention/projection=heads": "projection.kind=heads needs .* score.kind=location; use",
     "attention=monotonic attention/alignment=sampled": "alignment.kind=sampled needs .*normalizer.kind=monotonic; use",
     "attention=hard attention.dropout=0.1": "dropout=0.1 needs .* alignment.kind=sampled; set attention.dropout=0",

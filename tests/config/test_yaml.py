@@ -209,19 +209,6 @@ def test_the_experiment_of_a_paper_has_the_papers_readout() -> None:
     assert paper("deng_2018_table_1", "marginal").decoder.readout == "attentional"
 
 
-@pytest.mark.slow
-def test_the_models_of_deng_2018_differ_in_the_alignment_alone() -> None:
-    soft, *latent = [
-        paper("deng_2018_table_1", attention, score="general")
-        for attention in ("luong_general", "hard", "marginal", "variational")
-    ]
-    assert (soft.decoder.attend, soft.decoder.input_feeding) == ("after", True)
-    for config in latent:
-        assert config.decoder == soft.decoder
-        assert config.attention.score == soft.attention.score  # type: ignore[union-attr]
-        assert config.attention.alignment != soft.attention.alignment  # type: ignore[union-attr]
-
-
 def test_the_models_of_raffel_2017_differ_in_the_normalizer_alone() -> None:
     soft, monotonic = (
         paper("raffel_2017_monotonic", "monotonic", normalizer=kind) for kind in ("softmax", "monotonic")

@@ -21,13 +21,9 @@ WRONG: list[Any] = [
 ]
 HOSTILE = {
     "an object": "a: !!python/object/apply:os.mkdir [made]",
-    "an unknown tag": "a: !x 1",
     "deep lists": "a: " + "[" * 10_000,
     "nothing": "",
-    "a tab": "encoder:\n\thidden: 3",
     "a NUL": "seed: \x00",
-    "no date": "a: 2026-13-45",
-    "no boolean": "a: !!bool x",
     "an endless integer": f"a: {'9' * 5000}",
 }
 
