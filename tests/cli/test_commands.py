@@ -74,18 +74,6 @@ def test_scores_that_cannot_be_saved_are_printed(run: Path, tmp_path: Path) -> N
     assert error_of(done) == f"nmt-evaluate: error: {full}/hypotheses/test.txt: Is a directory"
 
 
-HARD_LINES = b"the cat sleeps .\n\n   \n\xff\xfe broken\nx\xe2\x80\xa8y\r\na\x00b\nlast without newline"
-
-
-def test_translate_gives_a_line_for_each_line(run: Path, home: Path) -> None:
-    given = [f"run={run}", f"alignments={home / 'aligned'}", "buffer_lines=2"]
-    done = worked("nmt-translate", *given, stdin=HARD_LINES, cwd=home)
-    lines, links = done.stdout.split(b"\n"), (home / "aligned").read_text().split("\n")
-    assert (len(lines), len(links), lines[1], links[1], lines[-1]) == (8, 8, b"", "", b"")
-    assert b"line 4: not valid UTF-8" in done.stderr
-    assert all("-" in link for link in links[0].split())
-
-
 def test_translate_scores_and_aligns_references(run: Path, home: Path) -> None:
     sources, targets = ["the cat sleeps .", "a dog"], ["le chat dort .", "un chien"]
     (home / "references").write_text("".join(f"{line}\n" for line in targets))
@@ -167,13 +155,7 @@ def test_resume_by_run_where_the_corpus_has_moved(home: Path) -> None:
     done = worked(*again, "data.train=new/train", "data.validation=new/valid", cwd=home)
     assert b"resumed at step 2 of 4" in done.stderr
     assert f"train:\n  - {home}/new/train\n" in (home / "moved" / "config.yaml").read_text()
-    for word, told in (
-        ("data.path=new", "data.path: unknown key"),
-        ("data.train='a\nb'", "control characters"),
-        ("data.train=a,b", "for a list give"),
-        ("data=demo", "data: run=moved resumes with its saved configuration"),
-    ):
-        assert told in error_of(call(*again, word, cwd=home))
+    assert "data: run=moved resumes with its saved configuration" in error_of(call(*again, "data=demo", cwd=home))
 
 
 MISTAKES: list[tuple[list[str], str]] = [

@@ -46,12 +46,15 @@ def test_input_in_another_format_is_refused() -> None:
             list(buffers(io.BytesIO(content), 1024))
 
 
-def test_a_byte_order_mark_is_no_part_of_the_input_and_nul_is_no_other_format(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_no_part_of_the_input_and_nul_is_no_other_format(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "input").write_bytes(b"\xef\xbb\xbfa\n\xffb\n")
     (tmp_path / "nul").write_bytes(b"\0\na\n")
     for name, lines in (("input", ["a", "\ufffdb"]), ("nul", ["\0", "a"])):
         with (tmp_path / name).open("rb") as stream:
             assert list(buffers(stream, 1024)) == [lines]
+    assert "line 2: not valid UTF-8" in caplog.text
 
 
 def test_a_pipe_that_does_not_block_is_waited_for() -> None:

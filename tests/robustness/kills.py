@@ -26,8 +26,7 @@ def killed_at(work: Work, change: int, below: Path) -> Work:
     """
 
     def watched() -> int:
-        changes = _Changes(below, lambda number: number == change and os.kill(os.getpid(), signal.SIGKILL))
-        sys.addaudithook(changes)
+        sys.addaudithook(_Changes(below, lambda number: number == change and os.kill(os.getpid(), signal.SIGKILL)))
         return work()
 
     return watched

@@ -7,12 +7,9 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from conftest import TINY, values_of
+from conftest import TINY, run_config
 from forks import Work, ended, forked, killed_after
 from kills import counting, curves, differing, killed_at, outcome
-
-from nmt.config.checks import validated
-from nmt.config.schema import TrainConfig
 
 pytestmark = [pytest.mark.slow, pytest.mark.system]  # tests/training has fast tests of interruptions within one process
 # A run with validations, checkpoints between them, a schedule that has a state, dropout and sampled segmentations.
@@ -33,8 +30,7 @@ class Scene(NamedTuple):
 
 def scene(folder: Path) -> Scene:
     folder.mkdir()
-    values = values_of("train", [*RECIPE, f"data.cache_dir={folder / 'cache'}"])
-    config = validated(TrainConfig, values).with_absolute_paths()
+    config = run_config(*RECIPE, f"data.cache_dir={folder / 'cache'}").with_absolute_paths()
 
     def work() -> int:
         from nmt.training.job import train

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import values_of
+from conftest import run_config
 
 from nmt.config import schema
 from nmt.config.checks import flatten, validated
@@ -30,7 +30,7 @@ HOSTILE = {
 
 @pytest.fixture(scope="module")
 def values() -> dict[str, Any]:
-    return validated(schema.TrainConfig, values_of("train", [])).model_dump(mode="json")
+    return run_config().model_dump(mode="json")
 
 
 @pytest.mark.parametrize("name", HOSTILE)

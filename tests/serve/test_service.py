@@ -156,7 +156,6 @@ def test_an_explanation_has_what_the_attention_has(client: TestClient) -> None:
     assert nothing["alignment"] is None
     assert np.shape(nothing["saliency"]) == (len(nothing["tokens"]), len(nothing["source_tokens"]))
     assert explain("multihead+local")["saliency"] is None
-    assert len(explain("marginal")["alignment"]) == len(heads["tokens"])
 
 
 def test_models_are_described_and_chosen_by_their_names(client: TestClient, runs: list[str | list[str]]) -> None:
@@ -165,8 +164,6 @@ def test_models_are_described_and_chosen_by_their_names(client: TestClient, runs
     assert (list(models), answer["default"]) == (["demo", *KINDS, "multihead+local"], "demo")
     assert [models["demo"][key] for key in ("source", "target")] == ["en", "fr"]
     assert models["demo"]["score"].startswith("BLEU 9")
-    assert models["demo"]["parameters"] > 1000
-    assert models["local"]["examples"]
     for key, names in {
         "heads": ["multihead"],
         "window": ["local"],  # not "heads": explanations lack the windows of several heads
@@ -195,8 +192,6 @@ def test_a_folder_stands_for_the_trained_runs_below_it(runs: list[str | list[str
         assert list(load_models(config.run, LOADING, 8)) == names
     with pytest.raises(UserError, match="sweep: is not a run directory"):
         load_models([["demo", f"{tmp_path}/sweep"]], LOADING, 8)
-    with pytest.raises(UserError, match="untrained/checkpoints"):
-        load_models([[f"{tmp_path}/sweep/untrained"]], LOADING, 8)
 
 
 @pytest.mark.parametrize(

@@ -49,15 +49,6 @@ def test_a_vocabulary_is_that_of_all_sentences_in_whole_blocks() -> None:
     assert {777, *shortlist().of([4, 5])} <= set(ids.tolist())
 
 
-@pytest.mark.parametrize(
-    ("candidates", "ends", "size", "message"),
-    [([1, 2], [1, 3], 10, "does not match"), ([1, 2], [2, 1], 10, "does not match"), ([1, -1], [1, 2], 10, "outside")],
-)
-def test_what_does_not_fit_is_refused(candidates: list[int], ends: list[int], size: int, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Shortlist(np.array(candidates), np.array(ends, np.int64), np.arange(4), size)
-
-
 def model_1(pairs: list[tuple[list[int], list[int]]], iterations: int) -> dict[tuple[int, int], float]:
     """Train IBM Model 1 word by word: (source token, target token) -> expected count."""
     probs = dict.fromkeys(((s, t) for source, target in pairs for s in source for t in target), 1.0)
