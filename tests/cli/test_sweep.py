@@ -179,22 +179,12 @@ def test_a_directory_that_holds_anything_else_is_left_alone(tmp_path: Path) -> N
     assert [file.read_text() for file in (tmp_path / "sweep").iterdir()] == ["hydra: {}\n"]
 
 
-ALONE = ["hydra/launcher=parallel", "hydra.launcher.n_jobs=1"]  # with one job, joblib runs it in the sweep's process
-
-
 @pytest.mark.system
-@pytest.mark.parametrize(
-    ("number", "launcher"), [(signal.SIGTERM, []), pytest.param(signal.SIGINT, ALONE, marks=pytest.mark.slow)]
-)
-def test_a_signal_ends_the_sweep_and_tells_how_to_go_on(
-    number: signal.Signals, launcher: list[str], tmp_path: Path
-) -> None:
-    if launcher:
-        pytest.importorskip("joblib")
-    given = ["training.max_steps=4000", "training.max_epochs=4000", "seed=1,2", "threads=1", *launcher]
+def test_a_signal_ends_the_sweep_and_tells_how_to_go_on(tmp_path: Path) -> None:
+    given = ["training.max_steps=4000", "training.max_epochs=4000", "seed=1,2", "threads=1"]
     process = begun(tmp_path, "seed-1/checkpoints/last.pt", *given)
-    os.kill(process, number)
-    assert ended(process) == 128 + number
+    os.kill(process, signal.SIGTERM)
+    assert ended(process) == 128 + signal.SIGTERM
     told = (tmp_path / "output").read_text()
     assert "to resume the sweep, run the same command with hydra.sweep.dir=sweep" in told
     assert not (tmp_path / "sweep" / "seed-2").exists()

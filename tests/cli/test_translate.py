@@ -5,7 +5,6 @@ import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Timer
 from types import SimpleNamespace
 from typing import Any, BinaryIO
 
@@ -55,15 +54,6 @@ def test_a_byte_order_mark_is_no_part_of_the_input_and_nul_is_no_other_format(
         with (tmp_path / name).open("rb") as stream:
             assert list(buffers(stream, 1024)) == [lines]
     assert "line 2: not valid UTF-8" in caplog.text
-
-
-def test_a_pipe_that_does_not_block_is_waited_for() -> None:
-    end, other = os.pipe()
-    os.set_blocking(end, False)
-    with open(end, "rb") as stream:
-        lines = iter(LineReader(stream))
-        Timer(0.3, lambda: (os.write(other, b"late\n"), os.close(other))).start()
-        assert list(lines) == [b"late"]
 
 
 def test_lines_end_at_newlines_wherever_a_read_ends(tmp_path: Path) -> None:

@@ -141,10 +141,3 @@ def test_systems_that_do_not_fit_are_refused(given: list[str], message: str) -> 
     write(Path("short.de"), REFERENCES[1:])
     with pytest.raises(UserError, match=message):
         read_systems(given, HeldOut(SOURCES, REFERENCES, PLAIN))
-
-
-def test_test_sets_say_in_what_they_differ() -> None:
-    one, fewer = HeldOut(["a", "b"], ["c", "d"], PLAIN), HeldOut(["a"], ["c"], PLAIN)
-    assert one.difference(HeldOut(["a", "b"], ["c", "d"], PLAIN)) is None
-    said = "the held-out sets differ: line 2 of the sources is 'b' in the first, None in the second"
-    assert one.difference(fewer) == said

@@ -87,12 +87,3 @@ def test_the_figures_of_a_metric_have_its_decimals(mean_metric: str) -> None:
     rows = [system(rank, f"s{rank}", mean=0.83 + rank / 1000, mean_ci=0.01, cost_seconds=60.0) for rank in range(2)]
     hints = draw(comparison(systems=rows, metric=mean_metric))["cost"].hints.values()
     assert [texts[0].splitlines()[-1] for texts in hints] == ["mean score: 0.8300", "mean score: 0.8310"]
-
-
-def test_times_too_short_to_measure_leave_the_curves_over_epochs() -> None:
-    rows = [system(rank, f"s{rank}", cost_seconds=0.0) for rank in (1, 2)]
-    for point in (point for row in rows for point in row["curve"]):
-        point["seconds"] = 0.0
-    pictures = draw(comparison(systems=rows))
-    assert "cost" not in pictures
-    assert pictures["curves"].figure.axes[0].get_xlabel() == "epoch"

@@ -126,26 +126,6 @@ class Toy(Section):
     flag: bool
 
 
-TERMS: dict[str, set[int | None]] = {  # term -> values of `number` for which it holds
-    "number=2": {2},
-    "number=1|2": {1, 2},
-    "number=null": {None},
-    "number!=1|2": {None, 0},
-    "number>0": {1, 2},
-    "number": {None, 0, 1, 2},
-    "flag=true": {None, 0, 1, 2},
-    "other=1": set(),
-    "other!=1": set(),
-    "other.number>0": set(),
-}
-
-
-@pytest.mark.parametrize("term", TERMS)
-def test_a_term_holds_for_its_values_alone(term: str) -> None:
-    conflict = Conflict(f"flag needs something, but {term}; take another")
-    assert {number for number in (None, 0, 1, 2) if conflict.occurs_in(Toy(number=number, flag=True))} == TERMS[term]
-
-
 def test_a_statement_is_the_message_that_it_gives() -> None:
     statement = "number=2 needs company, but not here, but flag=false; set number=3"
     assert Conflict(statement).message(Toy(number=2, flag=False)) == statement

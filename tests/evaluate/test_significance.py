@@ -320,15 +320,6 @@ def test_of_comparisons_between_equals_few_are_starred(seeds: tuple[int, ...]) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seeds", [2, 3])
-def test_intervals_and_raw_p_of_a_baseline_chosen_by_its_score_are_too_optimistic(seeds: int) -> None:
-    found = study.chosen_baseline(seeds, 500)
-    assert found["covered"] < 0.9
-    assert found["all pairs"] <= 0.055
-    assert found["pairs of the best"] > 0.1
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [2, 3, 5])
 @pytest.mark.parametrize("systems", [2, 28])
 @pytest.mark.parametrize("sd", [0.6, 1.2])

@@ -17,7 +17,6 @@ from fitting import fitted
 from hostile import ATTACKS, MARK, WEIGHT_ATTACKS, State
 
 from nmt import Translator
-from nmt.compare.report import write_comparison
 from nmt.config.errors import UserError
 from nmt.data.prepare import prepare
 from nmt.data.tokenizer import Tokenizer
@@ -54,7 +53,7 @@ def refused(call: Callable[[], object], match: str = UNFIT) -> None:
     assert "\n" not in message
     assert len(message) < 1000
     assert SECRET not in message
-    assert not {path.name for path in Path().iterdir()} - {"run", "outside", "compared"}, MARK
+    assert not {path.name for path in Path().iterdir()} - {"run", "outside"}, MARK
     assert [(path.name, path.read_text()) for path in Path("outside").iterdir()] == [("file", f"{SECRET}\n")]
 
 
@@ -113,18 +112,11 @@ def test_a_configuration_takes_no_memory_that_its_checkpoint_has_not(changes: di
 
 # Records and tokenizers
 
-RESAMPLING = {"bootstrap_samples": 10, "randomisation_trials": 10}
-
-
-def compare(run: Path) -> str:
-    return write_comparison([str(run)], Path("compared"), examples=1, sentences=[], **RESAMPLING)
-
 
 @pytest.mark.parametrize("content", ['{"a":' + "[" * 10_000 + "]" * 10_000 + "}", "[]"], ids=["deep nesting", "list"])
 def test_a_manifest_that_is_none_is_told(content: str, run: Path) -> None:
     (run / "manifest.json").write_text(content)
-    for use in (resume, compare):
-        refused(lambda use=use: use(run), "manifest.json|damaged")
+    refused(lambda: resume(run), "manifest.json|damaged")
 
 
 def test_more_bytes_than_a_record_may_have_are_not_read(run: Path) -> None:

@@ -196,20 +196,6 @@ def test_a_steered_step_attends_there(page: Page, translator: Translator) -> Non
     page.wait(lambda: page.best() == own.text)
 
 
-def test_the_focus_stays_when_a_steering_is_removed(page: Page) -> None:
-    for step in (0, 1):
-        page.press_at(step, 1, Keys.ENTER)
-        page.wait(lambda step=step: page.weight(step, 1) == 1)
-    focus = "return document.activeElement.ariaLabel ?? document.activeElement.id"
-    page.js("arguments[0].focus()", page.find("#steerings li button")[1])
-    page.press(Keys.ENTER)
-    page.wait(lambda: page.text("#status").endswith(" s") and len(page.find("#steerings li")) == 1)
-    assert page.js(focus) == "remove the steering of step 1"
-    page.press(Keys.ENTER)
-    page.wait(lambda: not page.find("#steerings li"))
-    assert page.js(focus) == "tab-alignment"
-
-
 def test_saliency_and_window_come_from_the_service(page: Page, translator: Translator) -> None:
     page.choose("#weights", "saliency")
     expected = explain(translator, LINE, translator.translate([LINE])[0].tokens)

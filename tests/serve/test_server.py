@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 from urllib.parse import urlsplit
 
 import pytest
@@ -19,8 +21,8 @@ from forks import call, ended, error_of, forked
 from served import process, words
 from starlette.types import Receive, Scope, Send
 
+from nmt.serve.server import Connection, listen, run
 from nmt.serve.server import address as address_of
-from nmt.serve.server import listen, run
 
 LINES = ["the cat sleeps .", "a small dog sees the red house .", "the house"]
 
@@ -170,3 +172,27 @@ def test_what_cannot_be_served_is_refused_at_the_start() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         assert f"port={port}: cannot be listened to" in refused(demo, f"port={port}")
+
+
+def test_a_connection_is_cut_after_a_whole_interval_of_waiting_for_its_client() -> None:
+    """A request that began before one check and was answered before the next is no reason to cut the connection."""
+    checks: list[Callable[[], None]] = []
+    loop = SimpleNamespace(call_later=lambda _, check: checks.append(check))
+    open_connection = MagicMock(spec=Connection, loop=loop, seconds=1.0, transport=MagicMock())
+    open_connection.flow = SimpleNamespace(write_paused=False)
+    open_connection.transport.is_closing.return_value = False
+
+    def check(cycle: object, *, unread: bool = False) -> bool:
+        open_connection.cycle, open_connection.flow.write_paused = cycle, unread
+        Connection._cut_if_stalled(open_connection)
+        return bool(open_connection.transport.abort.called)
+
+    waiting, answered, unread = (MagicMock(response_complete=complete) for complete in (False, True, False))
+    open_connection._waited = ()
+    assert [check(waiting), check(waiting)] == [False, False]  # the service still computes
+    waiting.response_complete = True
+    assert not check(waiting)  # answered since the last check
+    assert not check(answered)  # another request since the last check
+    assert not check(unread, unread=True)
+    assert not check(unread)  # read since the last check
+    assert [check(unread, unread=True), check(unread, unread=True), len(checks)] == [False, True, 7]

@@ -25,11 +25,6 @@ from nmt.translate.forbidden import Forbidden
 from nmt.translate.guidance import Glossary
 from nmt.translate.search import Guidance
 
-KINDS: dict[str, dict[str, Any]] = {
-    "beam": {"kind": "beam"},
-    "greedy": {"kind": "greedy"},
-    "sampling": {"kind": "sampling", "temperature": 1.0, "top_k": 0, "top_p": 1.0},
-}
 BEAM = {"beam_size": 4, "max_length": 60}
 
 
@@ -208,7 +203,7 @@ def test_wrong_controls_are_refused(
 def test_other_wrong_arguments_are_refused(run: Path, translator: Translator) -> None:  # noqa: F811
     for kind, controls in (("greedy", {"constraints": [["chat"]]}), ("sampling", {"glossary": {"cat": "chat"}})):
         with pytest.raises(UserError, match=f"need search=beam, but this search is {kind}"):
-            Translator.load(run, search=KINDS[kind]).translate(["the cat"], **controls)  # type: ignore[arg-type]
+            Translator.load(run, search={"kind": kind}).translate(["the cat"], **controls)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="sources: 1, translations: 2; give one"):
         translator.score(["the cat"], ["le chat", "le"])
     with pytest.raises(UserError, match="nbest=0: less than one"):

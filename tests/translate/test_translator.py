@@ -103,18 +103,6 @@ def test_samples_depend_on_the_line_and_the_seed(run: Path) -> None:  # noqa: F8
     assert [one_by_one.translate([line])[0].text for line in LINES] == drawn[0] == drawn[1] != drawn[2]
 
 
-def test_samples_drawn_at_the_same_time_differ(run: Path) -> None:  # noqa: F811
-    translator = Translator.load(run, search=SAMPLING, seed=1)
-    inner = list[str]()
-
-    def sample(_: int) -> None:
-        inner.append(translator.translate(LINES[:1])[0].text)
-
-    (outer,) = translator.translate_nbest(LINES[:1], 1, sample)
-    alone = Translator.load(run, search=SAMPLING, seed=1)
-    assert [outer[0].text, *inner] == [alone.translate(LINES[:1])[0].text for _ in range(2)]
-
-
 def test_another_search_has_its_usual_settings(run: Path) -> None:  # noqa: F811
     translator = Translator.load(run, search={"kind": "sampling", "top_k": 3, "max_length": 9})
     settings = translator.settings.model_dump()
