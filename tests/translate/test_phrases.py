@@ -175,7 +175,7 @@ def test_an_automaton_counts_as_plain_loops_do() -> None:
     ("banks", "total", "size", "expected"),  # -1: an impossible candidate
     [
         ([0, 0, 0, 0, 0, 1, 0, 2], 2, 6, [0, 1, 2, 3, 5, 7]),  # bank 0 takes what banks 1 and 2 leave
-        ([-1, 0, 0, 1, -1, 1, 1], 1, 4, [1, 2, 3, 5]),
+        ([0, 0, 1, 1], 2, 3, [0, 2, 3]),  # bank 1 takes what bank 2 leaves
         ([-1, 0, 1, 1, 1, 1], 1, 4, [1, 2, 3, 4]),  # bank 1 takes what bank 0 leaves
     ],
 )
