@@ -72,8 +72,8 @@ def describe(run: RunDirectory) -> tuple[str, Json]:
         return corpus_of(config), {"config": shared_config(config), "manifest": shared_manifest(run.read_manifest())}
     evaluation = read_json(run.path / EVALUATION)
     members = [Path(member) for member in evaluation["members"]]
-    asked = {key: value for key, value in evaluation["asked"].items() if key not in PATH_KEYS}
-    described = {**evaluation, "members": [member.name for member in members], "asked": asked}
+    choices = {key: value for key, value in evaluation["choices"].items() if key not in PATH_KEYS}
+    described = {**evaluation, "members": [member.name for member in members], "choices": choices}
     return corpus_of(load_values(RunDirectory(members[0]).config)), {"evaluation": described}
 
 
@@ -135,7 +135,7 @@ def describe_packed(record: Json) -> Entry:
         return packing.entry_of(record["name"], record)
     name, evaluation = record["name"], record["evaluation"]
     config = digest({key: value for key, value in evaluation.items() if key != "members"})
-    return Entry(name, [name], config=config, choices=evaluation["asked"], parameters=evaluation["parameters"])
+    return Entry(name, [name], config=config, choices=evaluation["choices"], parameters=evaluation["parameters"])
 
 
 class Scores(NamedTuple):

@@ -24,7 +24,7 @@ class Aligned(NamedTuple):
     log_prob: Tensor | None = None  # (B, T) log-probability of the sampled position
     entropy: Tensor | None = None  # (B, T) entropy of the distribution, in nats
 
-    def choice(self, query: Tensor) -> "Choice | None":
+    def for_reinforce(self, query: Tensor) -> "Choice | None":
         """Return what REINFORCE needs to know; query: (B, T, Q). None if it does not train the weights."""
         return None if self.log_prob is None or self.entropy is None else Choice(self.log_prob, self.entropy, query)
 

@@ -196,7 +196,7 @@ class Attention(nn.Module):
         If the attention reads the past, K must be 1, because a row of the batch has only one past.
         """
         assert query.shape[1] == 1 or not self.reads_past
-        past = self.score.move(query, Past.initial(memory.valid) if past is None else past)
+        past = self.score.update_past(query, Past.initial(memory.valid) if past is None else past)
         attended = self._attend(query, memory, past, range(past.step, past.step + 1))
         if self.reads_past:
             return attended._replace(past=past.after(attended.weights, attended.log_stops))
@@ -241,14 +241,17 @@ class Attention(nn.Module):
             past,
             distribution.log_weights,
             log_stops,
-            None if aligned.log_prob is None else aligned.choice(query),
+            None if aligned.log_prob is None else aligned.for_reinforce(query),
             detail,
         )
 
     def _attend_window(
         self, window: LocalWindow, query: Tensor, memory: Memory, past: Past, centres: Tensor
     ) -> Attended:
-        """Attend within a window much narrower than the sentence, reading only the window's positions."""
+        """Attend within a window much narrower than the sentence, reading only the window's positions.
+
+        centres: (B, T), the centre of each window. For a memory without steering, and no detail is asked for.
+        """
         B, T, Q = query.shape
         S, W = memory.valid.shape[1], window.width
         positions = window.positions(centres, S)  # (B, T, W)
@@ -273,7 +276,7 @@ class Attention(nn.Module):
             spread(aligned.weights, 0.0),
             past,
             None if log_weights is None else spread(log_weights, -torch.inf),
-            choice=aligned.choice(query),
+            choice=aligned.for_reinforce(query),
         )
 
     def _changing_keys(self) -> "list[Score | LinearCoverage]":

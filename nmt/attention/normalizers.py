@@ -293,8 +293,8 @@ class _MonotonicLogWeights(torch.autograd.Function):
 
 
 def chunk_log_weights(log_stops: Tensor, energies: Tensor, keep: Tensor, chunk: int) -> Tensor:
-    """Compute log w_s, the logarithms of the weights of `Chunk`, with n = chunk: log a (..., S), u (..., S), bool
-    (..., S) -> (..., S).
+    """Compute log w_s, the logarithms of the weights of `Chunk`: log_stops, which is log a, (..., S), energies, which
+    are u, (..., S), keep, bool (..., S) -> (..., S). chunk: n.
 
     Outside `keep`, log a must be -inf, and the result is -inf too. The two sums of the formula are computed as moving
     sums in log space.
@@ -304,7 +304,7 @@ def chunk_log_weights(log_stops: Tensor, energies: Tensor, keep: Tensor, chunk: 
     chunks = F.pad(energies.masked_fill(~keep, lowest), (chunk - 1, 0), value=lowest).unfold(-1, chunk, 1)
     shares = (log_stops - chunks.logsumexp(-1)).clamp(min=lowest)
     sums = F.pad(shares, (0, chunk - 1), value=lowest).unfold(-1, chunk, 1).logsumexp(-1)
-    return (energies + sums).masked_fill((sums < lowest / 2) | ~keep, -torch.inf)
+    return (energies + sums).masked_fill((sums < lowest / 2) | ~keep, -torch.inf)  # below lowest / 2: no stop is near
 
 
 def linear_chain_log_odds(unary: Tensor, keep: Tensor, pairwise: Tensor) -> Tensor:
@@ -378,20 +378,22 @@ def constrained_sparsemax(energies: Tensor, bounds: Tensor) -> Tensor:
 
 class _ConstrainedSparsemax(torch.autograd.Function):
     """Computes w_s = min(max(e_s - tau, 0), u_s) with the threshold tau at which the w_s sum to 1. The sum decreases as
-    tau grows, linearly between the breakpoints e_s and e_s - u_s, so tau is found among the sorted breakpoints."""
+    tau grows, linearly between the breakpoints e_s and e_s - u_s, so tau is found among the sorted breakpoints. The
+    bounds of a row sum to at least 1, or are all 0; then w is 0."""
 
     @staticmethod
     def forward(ctx: Any, energies: Tensor, bounds: Tensor) -> Tensor:  # noqa: ANN401
         usable = bounds > 0
-        energies = _relative(energies, usable).clamp(min=-FARTHEST)
+        # A shift of all energies leaves w unchanged. With the greatest at 0, float32 can tell e_s - u_s from e_s.
+        energies = _shifted_or_zero(energies, usable).clamp(min=-FARTHEST)
         threshold = _threshold(energies, bounds)
-        full = usable & (energies - bounds >= threshold)
-        between = usable & (energies > threshold) & ~full
-        # Compute the threshold again from the positions with 0 < w_s < u_s alone, so that it is free of the rounding
-        # errors of all other energies.
-        energies = _relative(energies, between)
-        rest = 1 - torch.where(full, bounds, 0.0).sum(-1, keepdim=True)
-        threshold = (energies.sum(-1, keepdim=True) - rest) / between.sum(-1, keepdim=True).clamp(min=1)
+        full = usable & (energies - bounds >= threshold)  # w_s = u_s
+        between = usable & (energies > threshold) & ~full  # 0 < w_s < u_s
+        # Compute tau again from the positions in between alone, so that it is free of the rounding errors of all other
+        # energies, which are 0 now. The weights e_s - tau sum to what the full positions leave.
+        energies = _shifted_or_zero(energies, between)
+        left = 1 - torch.where(full, bounds, 0.0).sum(-1, keepdim=True)
+        threshold = (energies.sum(-1, keepdim=True) - left) / between.sum(-1, keepdim=True).clamp(min=1)
         weights = torch.where(between, energies - threshold, 0.0).clamp(min=0.0).minimum(bounds)
         ctx.save_for_backward(between, full)
         return torch.where(full, bounds, weights)
@@ -407,7 +409,7 @@ class _ConstrainedSparsemax(torch.autograd.Function):
         return torch.where(between, centred, 0.0), torch.where(full, centred, 0.0)
 
 
-def _relative(energies: Tensor, among: Tensor) -> Tensor:
+def _shifted_or_zero(energies: Tensor, among: Tensor) -> Tensor:
     """Subtract, from the energies at positions in `among`, the greatest of them. Other positions become 0."""
     lowest = torch.finfo(energies.dtype).min
     greatest = energies.masked_fill(~among, lowest).amax(-1, keepdim=True)

@@ -85,7 +85,7 @@ class Score(nn.Module):
         """Compute the features f (B, S, F) of the `KeyUpdate`, at every step; None if the score has no update."""
         return None
 
-    def move(self, query: Tensor, past: Past) -> Past:
+    def update_past(self, query: Tensor, past: Past) -> Past:
         """Update what the score itself keeps in the past, such as means of Gaussians: query (B, 1, Q) -> Past."""
         return past
 
@@ -310,7 +310,7 @@ class GaussianMixtureScore(Score):
         assert past.means is not None
         return -past.means[:, None].expand(-1, past.weights.shape[-1], -1)
 
-    def move(self, query: Tensor, past: Past) -> Past:
+    def update_past(self, query: Tensor, past: Past) -> Past:
         """Move the means from kappa_{t-1} to kappa_t: query (B, 1, Q) -> Past."""
         steps = wide(self.moves(query))[:, 0].clamp(max=MAX_LOG_STEP).exp()
         return past._replace(means=steps if past.means is None else past.means + steps)

@@ -274,6 +274,7 @@ def resumed_run(words: Sequence[str]) -> RunRequest:
             f"{key}: run={path} resumes with its saved configuration; only these keys may change: "
             f"{', '.join(changeable)}{nearest(key, changeable)}"
         )
+    # Without an override, data.cache_dir followed NMT_CACHE, which may name another folder now.
     if "NMT_CACHE" in os.environ and "data.cache_dir" not in run.overrides():
         given.setdefault("data.cache_dir", os.environ["NMT_CACHE"])
     words = as_words(overrides)

@@ -70,7 +70,8 @@ def _search_module(section: DictConfig) -> ModuleType | None:
 
 
 def _set_up(config: DictConfig, directory: Path, words: Sequence[str]) -> list[str]:
-    """Check a sweep, mark its directory, and name the directory of each job by the values that the sweep varies.
+    """Check a sweep, mark its directory, tell its jobs by environment variables how many there are and which process
+    starts them, and handle Ctrl-C for workers. A grid names the directory of each job by the values that it varies.
 
     Returns the words for Hydra.
     """
@@ -90,11 +91,13 @@ def _set_up(config: DictConfig, directory: Path, words: Sequence[str]) -> list[s
     if not is_grid and not values:
         raise UserError("hydra/sweeper=optuna: nothing to search; give a key several values or an interval(a,b)")
     fixed = as_words(each for each in overrides.values() if not each.is_sweep_override())
-    _refuse_hopeless([word for word in fixed if word.startswith(SEARCH_PATH) or not word.startswith("hydra")], values)
+    _refuse_if_first_and_last_fail(
+        [word for word in fixed if word.startswith(SEARCH_PATH) or not word.startswith("hydra")], values
+    )
     directory.mkdir(parents=True, exist_ok=True)
-    count = math.prod(map(len, values.values()))
-    mark_sweep(directory, count if is_grid else 0)
-    os.environ |= {COUNT: str(count if is_grid else sweeper.get("n_trials")), PROCESS: str(os.getpid())}
+    jobs = math.prod(map(len, values.values())) if is_grid else None  # a search may go on with further trials
+    mark_sweep(directory, jobs or 0)
+    os.environ |= {COUNT: str(jobs or sweeper.get("n_trials")), PROCESS: str(os.getpid())}
     # With one job at a time, joblib runs it in this process, where training handles Ctrl-C.
     if launcher.get("n_jobs", 1) != 1 and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, partial(_interrupt_after_saving, directory))
@@ -116,7 +119,7 @@ def _values(override: Override, is_grid: bool) -> list[str]:
     return [f"{value.start}", f"{value.end}"]
 
 
-def _refuse_hopeless(fixed: Sequence[str], values: Mapping[str, Sequence[str]]) -> None:
+def _refuse_if_first_and_last_fail(fixed: Sequence[str], values: Mapping[str, Sequence[str]]) -> None:
     """Compose the first job and the last one. Raises UserError if both are refused: what they share must be wrong."""
     errors = []
     for end in (0, -1):
@@ -136,13 +139,13 @@ def _interrupt_after_saving(sweep: Path, *_: object) -> None:
     raise KeyboardInterrupt
 
 
-def _unresolved(words: Sequence[str]) -> list[str]:
+def _as_typed(words: Sequence[str]) -> list[str]:
     """Return words of the command line as they were typed: iteration would replace references such as ${seed}."""
     return cast(list[str], OmegaConf.to_container(cast(ListConfig, words), resolve=False))
 
 
 # Registered at import, because a launcher's worker process imports modules but runs no `main`.
-OmegaConf.register_new_resolver("job_name", lambda words, *keys: job_name(_unresolved(words), *keys), replace=True)
+OmegaConf.register_new_resolver("job_name", lambda words, *keys: job_name(_as_typed(words), *keys), replace=True)
 
 
 def job(config: DictConfig) -> Any:  # noqa: ANN401
@@ -157,7 +160,7 @@ def job(config: DictConfig) -> Any:  # noqa: ANN401
     GlobalHydra.instance().clear()  # only this job's section `hydra` is needed from now on
     this = HydraConfig.get()
     directory, in_worker = Path(this.runtime.output_dir), os.environ.get(PROCESS) != str(os.getpid())
-    words = _unresolved(this.overrides.task)
+    words = _as_typed(this.overrides.task)
     if rank() == 0:
         (directory / ERROR).unlink(missing_ok=True)
     with _as_worker(directory.name) if in_worker else nullcontext():
@@ -182,17 +185,22 @@ def job(config: DictConfig) -> Any:  # noqa: ANN401
 
 
 def _train(directory: Path, this: Any, words: list[str]) -> int:  # noqa: ANN401
-    """Train the run of a job, whose section `hydra` is `this`, in its directory. Returns the exit status."""
-    request = new_run([*words, *(word for word in _unresolved(this.overrides.hydra) if word.startswith(SEARCH_PATH))])
-    jobs = this.launcher.get("n_jobs")  # of the parallel launcher, whose jobs share the cores
-    share = max(1, cores() // (jobs if jobs > 0 else cores())) if jobs else this.launcher.get("cpus_per_task")
-    config = request.config.model_copy(update={"threads": request.config.threads or share})
+    """Train the run of a job, whose section `hydra` is `this`, in its directory. Returns the exit status.
+
+    words: the job's overrides as typed, without those of Hydra, of which a run needs only the search path.
+    """
+    search_path = [word for word in _as_typed(this.overrides.hydra) if word.startswith(SEARCH_PATH)]
+    request = new_run([*words, *search_path])
+    threads = this.launcher.get("cpus_per_task")  # of a cluster's launcher
+    if jobs := this.launcher.get("n_jobs"):  # the jobs of the parallel launcher share the cores; -1: a job on each core
+        threads = max(1, cores() // jobs) if jobs > 0 else 1
+    config = request.config.model_copy(update={"threads": request.config.threads or threads})
     RunDirectory(directory).wait_until_free(MAX_WAIT)
     observer = None
     if search := _search_module(this):
         folder, settings = Path(this.sweep.dir).absolute(), this.sweeper
         observer = search.TrialObserver(folder, this.job.num, settings.pruner, settings.startup_trials)
-    # A single run goes on with a run that a sweep has pruned.
+    # For its sweep, a pruned run has ended; only a single run goes on with it.
     return train(request._replace(directory=directory, config=config), observer, ended=(FINISHED, PRUNED))
 
 

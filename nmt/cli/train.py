@@ -67,20 +67,21 @@ def _print_next_steps(run: str) -> None:
 
 
 def _dry_run(request: RunRequest) -> int:
-    """Try a run in a temporary directory, which is removed unless SIGKILL ends the process."""
+    """Try a run in a temporary directory, which is removed unless SIGKILL ends the process. Returns the exit
+    status."""
     if started_in_group():
         raise UserError("--dry-run: several processes were started already; start one, with processes=N")
     with exit_at_ctrl_c("train"):  # Ctrl-C during imports ends the process at once: the directory does not exist yet
         from nmt.training.dry_run import dry_run
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGHUP):  # an exit by exception removes the directory
         if signal.getsignal(number) == signal.SIG_DFL:
-            signal.signal(number, _exit)
+            signal.signal(number, _exit_with_status)
     RunDirectory(request.directory.absolute()).check(request.config.model_dump(mode="json"))
     with tempfile.TemporaryDirectory(prefix="nmt-dry-run-") as folder:
         os.environ["TMPDIR"] = tempfile.tempdir = folder  # for the files of torch and of child processes
         request = request._replace(directory=Path(folder, "run"))
-        return in_processes(request.config.processes, "train", dry_run, *request, None)
+        return in_processes(request.config.processes, "train", dry_run, *request)
 
 
-def _exit(number: int, _: object) -> NoReturn:
+def _exit_with_status(number: int, _: object) -> NoReturn:
     sys.exit(STOPPED + number)

@@ -155,9 +155,12 @@ class System:
 
 
 def find_runs(names: Sequence[str]) -> dict[Path, bool]:
-    """Find the runs and archives that names lead to, each once, in order: a name is a run's path, a folder that holds
-    runs (such as a sweep's) or a pattern. The value is True if a name is the path of the run itself. Raises UserError
-    for a name without any run."""
+    """Find the runs that names lead to, each once, in order. A run is a directory or its archive (a zip file); a folder
+    with the results of an evaluation counts too.
+
+    A name is the path of a run, a pattern, or a folder that holds runs at any depth, where archives are not looked for.
+    The value is True if a name is the path of the run itself. Warns of failed jobs of sweeps, which have no run. Raises
+    UserError for a name without any run."""
     runs: dict[Path, bool] = {}
     first: dict[Path, Path] = {}  # from a resolved path to the first path that led to it
     for name in names:
@@ -273,7 +276,7 @@ def _read_evaluation(folder: RunDirectory) -> tuple[dict[str, Any], ScoreSetting
     """Read from the folder of an evaluation, such as an ensemble's, what `_read_training` reads from a trained run."""
     values = read_json(folder.path / EVALUATION)
     parameters = _in_range(values["parameters"])
-    fields = {"config": digest(values), "choices": dict(values["asked"]), "parameters": parameters}
+    fields = {"config": digest(values), "choices": dict(values["choices"]), "parameters": parameters}
     command = f"nmt-evaluate {for_shell('run', values['members'])} {for_shell('output', folder.path)}"
     return fields, score_settings(Evaluation(**values["evaluation"]), ""), command
 

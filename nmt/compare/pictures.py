@@ -363,7 +363,8 @@ def _scale_logarithmically(axes: Axes, values: Sequence[float], margin: float) -
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> set[int]:
-    """Find the indices of the Pareto front of points (cost, quality): all other points that cost no more are worse."""
+    """Find the indices of the Pareto front of points (cost, quality): no other point that costs no more is as good.
+    Of equal points, it has the first."""
     front, best = set(), -math.inf
     for index in sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1])):
         if points[index][1] > best:

@@ -21,18 +21,20 @@ class UserError(ValueError):
 
 
 def nearest(key: str, allowed: Iterable[str]) -> str:
-    """Return `; did you mean ...?` for a word that is not allowed, such as an unknown key, or "".
+    """Return `; did you mean ...?` for a word that is not allowed, such as an unknown key, or "" if no word is near or
+    more than MAX_SUGGESTIONS are.
 
-    Suggests the keys of any section that end in the same name (`lr`: `optimizer.lr`), else the closest spelling.
+    A key without a section (`lr`) suggests the keys of all sections that end in this name (`optimizer.lr`), but only
+    those with the fewest sections. A key with a section (`optimiser.lr`) suggests, of the keys that end in the same
+    name, the closest spelling, or all if none is close. Any other word suggests the closest spelling.
     """
     candidates = [candidate for candidate in allowed if candidate != key]
     key = key[:MAX_VALUE].lower()
-    same = [candidate for candidate in candidates if candidate.rpartition(".")[2] == key.rpartition(".")[2]]
-    close = difflib.get_close_matches(key, same or candidates, n=1, cutoff=0.6)
-    if same and ("." not in key or not close):
-        close = same
-    depth = min((candidate.count(".") for candidate in close), default=0)
-    words = [f"'{candidate}'" for candidate in close if candidate.count(".") == depth]
+    same_name = [candidate for candidate in candidates if candidate.rpartition(".")[2] == key.rpartition(".")[2]]
+    closest = difflib.get_close_matches(key, same_name or candidates, n=1, cutoff=0.6)
+    near = closest if not same_name or ("." in key and closest) else same_name
+    depth = min((candidate.count(".") for candidate in near), default=0)
+    words = [f"'{candidate}'" for candidate in near if candidate.count(".") == depth]
     return f"; did you mean {' or '.join(words)}?" if 0 < len(words) <= MAX_SUGGESTIONS else ""
 
 

@@ -207,7 +207,10 @@ class Batches:
         self._target = _Side(split.target, tokenizers.target, sampling[1], (seed, 1))
 
     def epoch(self, epoch: int) -> list[Indices]:
-        """Plan the batches of an epoch, each as the indices of its pairs. The plan depends only on seed and epoch."""
+        """Plan the batches of an epoch, each as the indices of its pairs. The plan depends only on seed and epoch.
+
+        With sampled segmentations, their lengths decide which pairs share a batch.
+        """
         sampled = (
             (self._source.sampled_lengths(epoch), self._target.sampled_lengths(epoch)) if any(self.sampling) else None
         )

@@ -39,13 +39,15 @@ class BpeDropout:
         def ids(kind: str) -> dict[str, int]:
             return {piece.piece: i for i, piece in enumerate(pieces) if piece.type == getattr(piece, kind)}
 
-        self._ids, self._user = ids("NORMAL"), ids("USER_DEFINED")
+        self._ids, self._user_defined = ids("NORMAL"), ids("USER_DEFINED")
         self._scores = {text: pieces[i].score for text, i in self._ids.items()}
         (self._unknown,) = ids("UNKNOWN").values()
         byte_ids = ids("BYTE")  # a model has all 256 byte pieces or none
         self._bytes = [byte_ids[f"<0x{byte:02X}>"] for byte in range(256)] if byte_ids else []
-        self._units = re.compile(self._unit_pattern(), re.DOTALL).findall
-        self._cached = lru_cache(CACHED_WORDS)(self._merge)
+        # Splits a line into units: words, and user-defined symbols, which are never split further.
+        self._split = re.compile(self._unit_pattern(), re.DOTALL).findall
+        # `_merge` draws nothing: it is told which attempts to skip, so equal arguments give equal segmentations.
+        self._cached_merge = lru_cache(CACHED_WORDS)(self._merge)
 
     @classmethod
     def of(cls, proto: Any) -> Self | None:  # noqa: ANN401
@@ -58,9 +60,9 @@ class BpeDropout:
         """Return a pattern that matches a word or a user-defined symbol. If some pieces contain spaces, the pattern
         takes the whole line as one word."""
         within = "." if any(WORD_START in piece[1:] for piece in self._ids) else f"[^{WORD_START}]"
-        if not self._user:
+        if not self._user_defined:
             return f"{WORD_START}?{within}+|{WORD_START}"
-        user = "|".join(map(re.escape, sorted(self._user, key=len, reverse=True)))  # try longer symbols first
+        user = "|".join(map(re.escape, sorted(self._user_defined, key=len, reverse=True)))  # try longer symbols first
         return f"{user}|{WORD_START}?(?:(?!{user}){within})+|{WORD_START}"
 
     def draw(self, text: str, alpha: float, seed: int) -> list[int]:
@@ -69,16 +71,16 @@ class BpeDropout:
         ids: list[int] = []
         gaps = _gaps(alpha, Random(seed).random)
         next_skip = next(gaps)  # number of the next attempt that is skipped, from 0 at the start of the word
-        for unit in self._units(text):
+        for unit in self._split(text):
             if len(unit) > LONGEST_CACHED:
                 word, next_skip = self._draw_long(unit, next_skip, gaps)
             else:
                 skips: tuple[float, ...] = ()
-                word = self._cached(unit, skips)
+                word = self._cached_merge(unit, skips)
                 while next_skip < word.attempts:
                     skips += (next_skip,)
                     next_skip += 1 + next(gaps)
-                    word = self._cached(unit, skips)
+                    word = self._cached_merge(unit, skips)
             next_skip -= word.attempts
             ids += word.ids
         if self._unknown not in ids:
@@ -101,7 +103,7 @@ class BpeDropout:
 
     def _merge(self, unit: str, skips: Collection[float]) -> _Merged:
         """Segment a word by merging pairs. `skips` holds the numbers, from 0, of the attempts that are skipped."""
-        symbols = [unit] if unit in self._user else list(unit)
+        symbols = [unit] if unit in self._user_defined else list(unit)
         score_of = self._scores.get
         scores = [score_of(left + right, NEVER) for left, right in itertools.pairwise(symbols)]
         attempts = 0
@@ -121,7 +123,7 @@ class BpeDropout:
 
     def _symbol(self, text: str) -> Ids:
         """Look up the id of a piece. Other text gets the ids of its bytes, or <unk> if the model has no byte pieces."""
-        piece = self._ids.get(text, self._user.get(text))
+        piece = self._ids.get(text, self._user_defined.get(text))
         if piece is not None:
             return (piece,)
         return tuple(self._bytes[byte] for byte in text.encode()) if self._bytes else (self._unknown,)

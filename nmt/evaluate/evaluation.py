@@ -117,8 +117,8 @@ class EvaluationFolder:
         settings: ScoreSettings,
         checkpoint: str,
     ) -> Self:
-        """Describe an evaluation in this folder, without writing anything yet. Raises UserError if the folder already
-        holds an evaluation of other runs or settings."""
+        """Describe an evaluation of these runs by this translator in this folder, without writing anything yet. Raises
+        UserError if the folder already holds an evaluation of other runs or settings."""
         shortlist = translator.shortlist
         description = {
             "members": [str(run.source.resolve()) for run in runs],
@@ -129,7 +129,7 @@ class EvaluationFolder:
             "parameters": sum(parameter.numel() for parameter in translator.model.parameters()),
             "precision": translator.machine.precision_of_search,
             "shortlist": None if shortlist is None else digest({k: v.tolist() for k, v in shortlist.arrays().items()}),
-            "asked": _choices(runs, translator),
+            "choices": _merged_choices(runs, translator),  # what tells this evaluation apart in a comparison
         }
         saved, new = dict(flatten(read_json(folder / EVALUATION))), dict(flatten(description))
         if saved and (key := next((key for key in new if saved.get(key) != new[key]), None)):
@@ -140,7 +140,7 @@ class EvaluationFolder:
         return cls(RunDirectory(folder), description)
 
 
-def _choices(runs: Sequence[RunDirectory], translator: Translator) -> dict[str, Any]:
+def _merged_choices(runs: Sequence[RunDirectory], translator: Translator) -> dict[str, Any]:
     """Merge the runs' recorded choices, and add the settings that this evaluation changes. Values in which the runs
     differ are joined by "+"; choices of the search are those of the first run."""
     recorded = [run.recorded_choices() for run in runs]

@@ -66,11 +66,11 @@ class SentenceDraws:
 
     def __call__(self, rows: int, count: int, device: torch.device) -> Tensor:
         """Draw numbers (rows, count) in [0, 1). rows: the number of sentences or a multiple of it; then the rows of a
-        sentence follow each other."""
+        sentence follow each other and get different numbers."""
         first, self.counter = self.counter, self.counter + count
         if len(self._block) != rows or self.counter > self._start + self._block.shape[1]:
             keys = self.keys()
-            keys = _copies(keys.to(device, non_blocking=True), rows // len(keys))
+            keys = _keys_of_copies(keys.to(device, non_blocking=True), rows // len(keys))
             self._start = first
             self._block = _uniform(keys[:, None], torch.arange(first, first + max(count, BLOCK), device=device))
         return self._block[:, first - self._start : self.counter - self._start]
@@ -115,11 +115,11 @@ def sentence_keys(seed: Sequence[int], numbers: NDArray[Any]) -> Tensor:
 def sampling_draws(keys: Tensor, samples: int, device: torch.device) -> Callable[[Tensor], Tensor]:
     """Make a function that draws a number in [0, 1) for each of the given rows: int64 (N,) -> (N,), new at each call.
     keys: int64 (B,). A row is a sample of a sentence: sentence i has rows i * samples to (i + 1) * samples - 1."""
-    rows, counters = _copies(keys.to(device, non_blocking=True), samples), itertools.count(_SAMPLING)
+    rows, counters = _keys_of_copies(keys.to(device, non_blocking=True), samples), itertools.count(_SAMPLING)
     return lambda numbers: _uniform(rows[numbers], next(counters))
 
 
-def _copies(keys: Tensor, copies: int) -> Tensor:
+def _keys_of_copies(keys: Tensor, copies: int) -> Tensor:
     """Make a key for each copy of a sentence: int64 (B,) -> (B * copies,). The copies of a sentence follow each other.
     A single copy keeps the key of its sentence."""
     if copies == 1:

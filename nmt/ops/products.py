@@ -106,12 +106,13 @@ class Int8Weight:
         return outputs.to(inputs.dtype).view(*inputs.shape[:-1], -1)
 
     def _product(self, rows: Tensor, bias: Tensor | None) -> Tensor:
-        """Round rows, which lie between -levels and levels, and multiply them by the weight and 1 / levels."""
+        """Round rows in place, which lie between -levels and levels, multiply them by weight and 1 / levels, and add
+        the bias."""
         integers = (rows.round_() + ZERO).to(torch.uint8)
         weight = self.packed, self.scales, self.zeros
         outputs: Tensor = torch.ops.onednn.qlinear_pointwise(
             *(integers, 1 / self.levels, ZERO, *weight, bias),
-            *(1.0, 0, torch.float32, "none", [], ""),
+            *(1.0, 0, torch.float32, "none", [], ""),  # output scale 1, zero point 0, no operation afterwards
         )
         return outputs
 

@@ -47,13 +47,14 @@ class ServedModel:
         translator.method.check_nbest(nbest)
         return translator
 
-    def count_tokens(self, text: str, name: str, side: Literal["source", "target"] = "source") -> int:
-        """Count the tokens of a text, including EOS. Raises HTTPException if there are more than the model reads."""
+    def count_tokens(self, text: str, label: str, side: Literal["source", "target"] = "source") -> int:
+        """Count the tokens of a text, including EOS. Raises HTTPException, which calls the text `label`, if there are
+        more than the model reads."""
         tokenizers, limit = self.translator.tokenizers, self.info.max_tokens
         tokenizer = tokenizers.source if side == "source" else tokenizers.target
         tokens = len(tokenizer.encode([text])[0])
         if tokens > limit:
-            raise HTTPException(413, f"{name}: has {tokens} tokens, but this service takes at most {limit}")
+            raise HTTPException(413, f"{label}: has {tokens} tokens, but this service takes at most {limit}")
         return tokens
 
     def check_guidance(self, attend: Attend | None, prefix: str | Sequence[str] | None = None) -> None:

@@ -145,8 +145,9 @@ class ProcessGroup:
             self._raise(different[0], UserError(message))
 
     def _exchange(self, work: Callable[[], T]) -> list[T]:
-        """Run `work` on every process and return the results of all, by rank. If any process fails, raises on all
-        processes the error of the lowest rank that failed."""
+        """Run `work` on every process and return the results of all, by rank. If processes fail, the error of the
+        lowest rank among them is raised on rank 0, which prints it, and OtherProcessFailed on the others; Interrupted
+        is raised on all."""
         outcome: T | _Failure
         raised: Exception | None = None
         try:
@@ -162,12 +163,12 @@ class ProcessGroup:
         if not failures:
             return outcomes
         rank, failure = min(failures.items())
+        # Raised here, an error keeps its traceback. A UserError of another rank needs none, and rank 0 prints it.
         if raised is not None and rank == self.rank and (self.is_main or not isinstance(raised, UserError)):
             raise raised
         self._raise(rank, failure.error or RuntimeError(f"process {rank}:\n{failure.text}"))
-        return []
 
-    def _raise(self, rank: int, error: Exception) -> None:
+    def _raise(self, rank: int, error: Exception) -> NoReturn:
         """Raise the error of process `rank` on rank 0, which prints the error; raise OtherProcessFailed on other ranks.
         Interrupted is raised on all ranks."""
         if isinstance(error, Interrupted):

@@ -162,7 +162,8 @@ class GraphedPasses:
             parameter.grad = self.recorded_gradients.get(parameter)
 
     def __call__(self, batch: Batch, tokens: int, step: int) -> Value:
-        """Compute the value of a batch on the CPU, and add its gradient / `tokens` to the parameters' gradients.
+        """Move a batch from the CPU to the device, compute its loss terms there, and add the gradient of the whole
+        loss, divided by `tokens`, to the parameters' gradients.
 
         Until the limit is reached, every batch is padded and its lengths are moved to the device, even if its shape has
         no recording yet. Dropout therefore draws the same masks with and without a recording.

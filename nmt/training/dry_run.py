@@ -110,13 +110,14 @@ def _time_validation(setup: Setup) -> float:
     """Measure the mean seconds of a validation per sentence pair. Raises Interrupted at a signal.
 
     Every translation is forced to the length of the longest reference, because the time of a batch depends on its
-    longest translation, and an untrained model would end translations at arbitrary lengths.
+    longest translation, and an untrained model would end translations at arbitrary lengths. The translator keeps these
+    limits.
     """
     split, translator = setup.corpus.splits["validation"], setup.translator
     first = max(0, len(split) - PAIRS) // 2
     pairs = np.argsort(split.source.lengths, kind="stable")[first : first + PAIRS]  # around the median source length
     length = int(split.target.lengths_of(pairs).max())
-    lengths = {"min_length": length, "max_length": length, "max_ratio": length}
+    lengths = {"min_length": length, "max_length": length, "max_ratio": length}  # a ratio that limits no translation
     translator.use_search(translator.settings.model_copy(update=lengths))
     setup.validator(pairs)  # not timed, because it also makes the search model
     began = time.perf_counter()

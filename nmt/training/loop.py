@@ -135,7 +135,8 @@ class TrainingLoop:
 
     def _after_update(self) -> None:
         """Log, validate and save after an update, as configured. The checkpoint is saved last. If the run is killed
-        before that, it resumes from an earlier checkpoint, and logs and validates again."""
+        before that, it resumes from an earlier checkpoint, and logs and validates again. Raises Pruned if the observer
+        prunes the run."""
         self.run.check_present()
         step, epochs = self.trainer.step, self.trainer.epochs
         if step % self.config.training.log_every == 0 or self._finished():
@@ -143,7 +144,7 @@ class TrainingLoop:
         self.logged_step = step  # set before the validation, during which a signal may save a checkpoint
         score = self._validate() if self._validation_due() else None
         if self._finished():
-            self._log()  # if this validation has exhausted the patience, some updates are not logged yet
+            self._log()  # what is not logged yet, if this validation has exhausted the patience
         pruned = score is not None and self.trainer.group.on_main(partial(self.observer, epochs, score))
         every = self.config.training.checkpoint_every
         if score is not None or (every is not None and step % every == 0):

@@ -80,7 +80,7 @@ class Forbidden:
         return False
 
     def within(self, vocabulary: NDArray[np.int64]) -> Self:
-        """Replace each token by its position in a vocabulary, and leave out the tokens that the vocabulary lacks."""
+        """Return a copy for a smaller vocabulary, such as a shortlist (token ids), in which a token is its position."""
         position = {token: i for i, token in enumerate(vocabulary.tolist())}
         other = copy(self)
         other._pieces = {i: self._pieces[token] for token, i in position.items() if token in self._pieces}

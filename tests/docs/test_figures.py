@@ -165,11 +165,11 @@ def test_presets_that_attend_after_the_step_without_a_latent_position() -> None:
         BOARD,
         f"They lie within {max(others) - min(others):.1f} BLEU, from `luong_dot` ({min(others):.2f}) to `ntm_cosine` "
         f"({max(others):.2f})",
-        f"there are {NUMBERS[len(exceptions)]} exceptions",
+        f"only {NUMBERS[len(exceptions)]} presets differ significantly",
         f"`scaled_dot` is {gain('luong_dot', 'scaled_dot'):.1f} BLEU below it",
-        f"without the source words, is {gain('luong_dot', 'luong_location'):.1f} BLEU below",
+        f"without the source words, {gain('luong_dot', 'luong_location'):.1f} BLEU",
         f"only moves forward, {gain('luong_dot', 'gaussian_mixture'):.1f} BLEU",
-        f"`ntm_cosine` is {gain('ntm_cosine', 'luong_dot'):.1f} BLEU above it, at the border of significance "
+        f"One is better, `ntm_cosine` by {gain('ntm_cosine', 'luong_dot'):.1f} BLEU, at the border of significance "
         f"(p = {corrected('luong_dot')['ntm_cosine']:.4f})",
         f"differ by {gain('luong_local_m', 'luong_general'):.1f} and {gain('luong_local_p', 'luong_general'):.1f} BLEU",
         f"with intervals of ± {m_interval:.1f} and ± {p_interval:.1f}",

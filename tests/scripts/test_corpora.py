@@ -159,7 +159,7 @@ def test_an_ensemble_is_a_system(corpora: ModuleType, tmp_path: Path) -> None:
         scoring = {"tokenize": "13a", "lowercase": False, "metrics": ["wer", "ser"]}
         folder.update_json(
             folder.path / EVALUATION,
-            {"members": [str(path) for path in members], "asked": asked, "parameters": 7, "evaluation": scoring},
+            {"members": [str(path) for path in members], "choices": asked, "parameters": 7, "evaluation": scoring},
         )
         for name in ("data", "hypotheses"):
             (folder.path / name).mkdir()
