@@ -2,7 +2,6 @@
 
 import os
 import random
-import re
 import sys
 from argparse import Namespace
 from functools import reduce
@@ -107,39 +106,20 @@ def test_the_environment_says_where_the_cache_and_the_home_directory_are(
     ("arguments", "message"),
     [
         ("attention=none attention.score.dim=3", "attention.score.dim: not a key of the chosen attention.score"),
-        (
-            "attention=none attention/score=dot",
-            "attention/score: the chosen attention has no score; choose another attention",
-        ),
-        ("translate: run=r search=greedy search.beam_size=3", "search.beam_size: not a key of the chosen search"),
+        ("attention=none attention/score=dot", "attention/score: the chosen attention has no score; choose another"),
         ("optimizer.lr=1,2", "optimizer.lr=1,2: for a list give 'optimizer.lr=[1,2]'; for a sweep add -m"),
         ("experiment=multi30k_en_de_best search=greedy search.beam_size=3", "search.beam_size: unknown key"),
-        ("training=3", "training=3: is a section; set its values one by one: training.KEY=VALUE"),
-        ("search.length_penalty=1.0", "not one of none, average, gnmt"),
-        ("device=gpu", "device=gpu: not one of auto, cpu, cuda, mps"),
-        ("data.train=x", "not a key of the chosen data; available with data=files"),
-        ("encoder.hidden=1000000000", "encoder.hidden=1000000000: input should be less than or equal to 16384"),
         ("seed=${x}", "seed: Interpolation key 'x' not found"),
-        ("seed", "seed: expected KEY=VALUE or GROUP=CHOICE"),
         (".", ".: expected KEY=VALUE or GROUP=CHOICE; write run=."),
         ("seed =3", "write no spaces around ="),
         ("data.train=a^b", "data.train=a^b: cannot be parsed (token recognition error at: '^'); write no spaces"),
         ("--verison", "--verison; did you mean '--version'"),
-        (
-            "attention.score=dot",
-            "set its values one by one: attention.score.KEY=VALUE, or choose attention/score=CHOICE",
-        ),
-        ("run=[a,b]", "run=['a', 'b']: no such directory"),
+        ("attention.score=dot", "set its values one by one: attention.score.KEY=VALUE, or choose attention/score="),
         ("run=demo optimizer.lrr=1", "run=demo: is a file; an archive cannot be resumed, but training.start_from="),
         ("evaluate: hydra.run.dir=b run=a", "hydra.run.dir=b: of Hydra's keys, nmt-evaluate takes only hydra.searchp"),
         ("compare: -m runs=a", "unrecognized arguments: -m"),
-        ("++hydra.output_subdir=.", "hydra.output_subdir=.: of Hydra's keys, nmt-train takes only"),
-        ("hydra/job_logging=default", "hydra/job_logging=default: of Hydra's keys, nmt-train takes only"),
-        ("hydra.run.dri=x", "did you mean 'hydra.run.dir'?"),
         ("hydra.run.dir=~nouser/x", "~nouser/x: there is no such home directory"),
-        (f"run={'a' * 300}", "File name too long"),
         ("training={max_epoch:3}", "training.max_epoch: unknown key; did you mean 'training.max_epochs'"),
-        ("attention=null", "Config group override must be a string or a list"),
         ("tokenizer=sides tokenizer.vocab_size=500", "did you mean 'tokenizer.source.vocab_size' or 'tokenizer.target"),
     ],
 )
@@ -234,9 +214,5 @@ def test_where_a_size_begins_is_a_value_like_others() -> None:
     assert request.config == sized(5, "size=base").config
     option, recipe = own("experiment", "mine", "# @package _global_\nsize: {thresholds: {base: 5}}\n")
     assert sized(5, *parse_arguments("train", [option, recipe]).overrides).config == request.config
-    for word, told in (
-        ("size.thresholds.base=x", "size.thresholds.base=x: input should be a valid integer"),
-        ("size.thresholds.small=9", "size.thresholds: no size begins at or below 5 training pairs; set one to 0"),
-    ):
-        with pytest.raises(UserError, match=f"^{re.escape(told)}"):
-            sized(5, word)
+    with pytest.raises(UserError, match="no size begins at or below 5 training pairs; set one to 0"):
+        sized(5, "size.thresholds.small=9")

@@ -7,11 +7,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 from conftest import TINY
-from forks import call, ended, error_of, started, worked
+from forks import call, error_of, worked
 
 import nmt
 from nmt.data.corpus import DemoPairs
@@ -55,38 +55,14 @@ def test_evaluate_ends_in_one_json_object_that_equals_the_results(run: Path) -> 
     assert printed["sentences_per_second"] > 0
 
 
-@pytest.mark.slow
-def test_evaluate_takes_other_settings(run: Path) -> None:
-    own = content(run / "results.json")["test"]
-    printed = evaluated(run, "search.beam_size=3", "tokenize=char", "lowercase=true")
-    assert (printed["split"], printed["search"]["beam_size"]) == ("test", 3)
-    assert {"tok:char", "case:lc"} <= {*printed["signatures"]["bleu"].split("|")}
-    results = content(run / "results.json")
-    assert results["test"] == own
-    assert results["test.tokenize-char_lowercase-True_beam_size-3"]["bleu"] == printed["bleu"]
-    assert (run / "hypotheses" / "test.tokenize-char_lowercase-True_beam_size-3.txt").exists()
-    for precision, key in (("fp32", "test"), ("bf16", "test.precision-bf16")):  # trained in fp32
-        printed = evaluated(run, f"precision={precision}")
-        results = content(run / "results.json")
-        assert results[key]["bleu"] == printed["bleu"]
-        assert results[key]["sentences_per_second"] == printed["sentences_per_second"]
-    assert results["test"]["bleu"] == own["bleu"]
-    assert evaluated(run, "search=greedy")["search"]["kind"] == "greedy"
-
-
 def test_a_folder_that_cannot_be_written_is_refused_before_the_work(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     locked = shutil.copytree(run, tmp_path / "locked")
-    (tmp_path / "old").mkdir()
-    for name in ("evaluation.json", "comparison.json"):
-        (tmp_path / "old" / name).write_text("{}")
-    monkeypatch.setattr(os, "access", lambda path, _: path not in {locked, Path("old")})  # it allows all to root
+    monkeypatch.setattr(os, "access", lambda path, _: path != locked)  # it allows all to root
     done = call("nmt-evaluate", f"run={locked}", cwd=tmp_path)
     saving = "cannot be written; give output=FOLDER to save the results elsewhere"
     assert (error_of(done), done.stdout) == (f"nmt-evaluate: error: {locked}: {saving}", b"")
-    for command in (["nmt-evaluate", f"run={run}"], ["nmt-compare", f"runs={run}"]):
-        assert "output=old: cannot be written" in error_of(call(*command, "output=old", cwd=tmp_path))
 
 
 def test_scores_that_cannot_be_saved_are_printed(run: Path, tmp_path: Path) -> None:
@@ -96,18 +72,6 @@ def test_scores_that_cannot_be_saved_are_printed(run: Path, tmp_path: Path) -> N
     done = call("nmt-evaluate", f"run={full}", cwd=tmp_path)
     assert json.loads(done.stdout)["bleu"] == content(run / "results.json")["test"]["bleu"]
     assert error_of(done) == f"nmt-evaluate: error: {full}/hypotheses/test.txt: Is a directory"
-
-
-HARD_LINES = b"the cat sleeps .\n\n   \n\xff\xfe broken\nx\xe2\x80\xa8y\r\na\x00b\nlast without newline"
-
-
-def test_translate_gives_a_line_for_each_line(run: Path, home: Path) -> None:
-    given = [f"run={run}", f"alignments={home / 'aligned'}", "buffer_lines=2"]
-    done = worked("nmt-translate", *given, stdin=HARD_LINES, cwd=home)
-    lines, links = done.stdout.split(b"\n"), (home / "aligned").read_text().split("\n")
-    assert (len(lines), len(links), lines[1], links[1], lines[-1]) == (8, 8, b"", "", b"")
-    assert b"line 4: not valid UTF-8" in done.stderr
-    assert all("-" in link for link in links[0].split())
 
 
 def test_translate_scores_and_aligns_references(run: Path, home: Path) -> None:
@@ -130,41 +94,6 @@ def test_alignments_replace_no_file_that_is_read(key: str, run: Path, home: Path
     done = call("nmt-translate", f"run={run}", f"{key}=read", "alignments=read", stdin=b"a\n", cwd=home)
     assert f"alignments=read: is also {key}=; name another file" in error_of(done)
     assert (home / "read").read_text() == text
-
-
-def pipe() -> tuple[IO[bytes], IO[bytes]]:
-    """Open a pipe, and return its reading and its writing end."""
-    ours, theirs = os.pipe()
-    return os.fdopen(ours, "rb", buffering=0), os.fdopen(theirs, "wb", buffering=0)
-
-
-def test_translate_survives_a_reader_that_leaves(run: Path, home: Path) -> None:
-    (home / "many").write_text("the cat\n" * 5000)
-    words, (ours, theirs) = ["nmt-translate", f"run={run}", "buffer_lines=4"], pipe()
-    with (home / "many").open("rb") as many, (home / "errors").open("w+b") as errors:
-        process = started(*words, files=(many, theirs, errors), others=(ours,), cwd=home)
-        theirs.close()
-        assert ours.readline().endswith(b"\n")
-        ours.close()
-        ended(process)
-        errors.seek(0)
-        assert b"Traceback" not in errors.read()
-
-
-def test_translate_answers_on_a_pipe_that_stays_open(run: Path, home: Path) -> None:
-    words, (given, lines), (texts, printed) = ["nmt-translate", f"run={run}", "alignments=open.align"], pipe(), pipe()
-    with (home / "errors").open("wb") as errors:
-        process = started(*words, files=(given, printed, errors), others=(lines, texts), cwd=home)
-    given.close()
-    printed.close()
-    for number, line in enumerate([b"the cat\n", b"a dog\n"], 1):
-        lines.write(line)
-        assert texts.readline().endswith(b"\n")
-        assert (home / "open.align").read_bytes().count(b"\n") == number
-    lines.close()
-    assert ended(process) == 0
-    assert texts.read() == b""
-    texts.close()
 
 
 @pytest.mark.slow
@@ -226,34 +155,18 @@ def test_resume_by_run_where_the_corpus_has_moved(home: Path) -> None:
     done = worked(*again, "data.train=new/train", "data.validation=new/valid", cwd=home)
     assert b"resumed at step 2 of 4" in done.stderr
     assert f"train:\n  - {home}/new/train\n" in (home / "moved" / "config.yaml").read_text()
-    for word, told in (
-        ("data.path=new", "data.path: unknown key"),
-        ("data.train='a\nb'", "control characters"),
-        ("data.train=a,b", "for a list give"),
-        ("data=demo", "data: run=moved resumes with its saved configuration"),
-    ):
-        assert told in error_of(call(*again, word, cwd=home))
+    assert "data: run=moved resumes with its saved configuration" in error_of(call(*again, "data=demo", cwd=home))
 
 
 MISTAKES: list[tuple[list[str], str]] = [
-    (["nmt-export", "run={run}", "output=x", "format=onnx"], "format: unknown key"),
     (["nmt-train", "attention=bahdanaw"], "attention=bahdanaw: not one of bahdanau, chorowski, coverage, entmax, "),
-    (["nmt-train", "experiment=[leaderboard,cell]"], "experiment=cell: not one of attention_study, cells, g2p, "),
-    (["nmt-train", "data=files", "size.lr=1"], "size.lr: not a key of the chosen size; available with size="),
     (["nmt-train", "--cfg", "job", "--resolve", "data=files"], "set size=small, base or large to see"),
-    (["nmt-train", "precision=fp16", "device=cpu"], "precision=fp16 needs a CUDA GPU"),
     (["nmt-evaluate"], "run: missing; give it as run=..."),
     (["nmt-evaluate", "run={run}", "output={run}"], "holds files other than an evaluation; name another folder"),
-    (["nmt-translate", "run={run}", "references=nowhere"], "references=nowhere: cannot be read"),
     (["nmt-translate", "run={run}", "references=/dev/null"], "references=/dev/null: line 1 is missing in this file"),
     (["nmt-translate", "run={run}", "alignments=/dev/stdin"], "is also the input"),
-    (["nmt-translate", "run={run}", "alignments=no/such/folder/x"], "alignments=no/such/folder/x: cannot be written"),
-    (["nmt-compare", "runs=[nowhere]"], "runs=nowhere: no run or pattern matches"),
     (["nmt-compare", "runs=occupied"], "runs=occupied: is neither a run nor a folder that holds runs"),
-    (["nmt-compare", "runs={run}", "baseline=bahdanaw"], "not one of bahdanau; did you mean 'bahdanau'?"),
-    (["nmt-compare", "runs={run}", "systems=['x=nowhere']"], "nowhere cannot be read"),
     (["nmt-compare", "runs={run}", "sentences=99"], "sentences=99: the held-out set has 8"),
-    (["nmt-train", "experiment=papers/luong_2015"], "did you mean 'papers/luong_2015_table_4'?"),
 ]
 
 

@@ -7,25 +7,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra import initialize_config_dir
+from conftest import TINY
 from hydra.core.global_hydra import GlobalHydra
 
 import nmt
-from nmt.cli.compose import compose
 from nmt.config.errors import UserError
-from nmt.config.schema import TrainConfig
+
+QUICK = [*TINY, "training.max_steps=4"]
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, tiny: list[str]) -> nmt.Run:
-    return nmt.train(*tiny, data="demo", directory=tmp_path_factory.mktemp("python") / "run")
-
-
-@pytest.fixture(scope="module")
-def tiny() -> list[str]:
-    from conftest import TINY
-
-    return [*TINY, "training.max_steps=4"]
+def run(tmp_path_factory: pytest.TempPathFactory) -> nmt.Run:
+    return nmt.train(*QUICK, data="demo", directory=tmp_path_factory.mktemp("python") / "run")
 
 
 def test_a_run_has_its_scores_its_history_and_its_model(run: nmt.Run) -> None:
@@ -43,11 +36,13 @@ def test_an_evaluation_equals_that_of_training(run: nmt.Run) -> None:
     after = run.evaluate("split=validation")
     assert {key: after[key] for key in ("bleu", "chrf", "ter")} == {key: before[key] for key in ("bleu", "chrf", "ter")}
     assert run.evaluate("split=validation", "search=greedy")["signatures"] == before["signatures"]
+    run.evaluate("split=validation", "precision=bf16")  # trained in fp32
+    assert "validation.precision-bf16" in run.scores
 
 
 def test_an_evaluation_with_many_settings_is_saved(run: nmt.Run) -> None:
-    given = {"beam_size": 3, "alpha": 0.123456, "max_length": 77, "min_length": 2, "max_ratio": 1.9876, "nbest": 1}
-    given = {f"search.{key}": value for key, value in given.items() if key != "nbest"}
+    given = {"beam_size": 3, "alpha": 0.123456, "max_length": 77, "min_length": 2, "max_ratio": 1.9876}
+    given = {f"search.{key}": value for key, value in given.items()}
     given |= {"search.length_penalty": "gnmt", "search.coverage_penalty": 0.0123456, "search.batch_tokens": 999}
     given |= {"tokenize": "char", "lowercase": "true", "checkpoint": "last", "seed": 123456789}
     scores = run.evaluate("split=validation", *(f"{key}={value}" for key, value in given.items()))
@@ -56,15 +51,6 @@ def test_an_evaluation_with_many_settings_is_saved(run: nmt.Run) -> None:
     assert run.scores[name]["bleu"] == scores["bleu"]
     run.evaluate("split=validation", *(f"{key}={value}" for key, value in given.items()), "search.min_length=3")
     assert len([name for name in run.scores if name.startswith("validation.checkpoint-last_")]) == 2
-
-
-def test_a_mistake_in_a_saved_configuration_names_its_file(run: nmt.Run) -> None:
-    file = run.path / "config.yaml"
-    before = file.read_text()
-    file.write_text(before.replace("seed: 1\n", "seed: x\n", 1))
-    with pytest.raises(UserError, match=r"config\.yaml: seed=x: input should be a valid integer"):
-        nmt.train(f"run={run.path}")
-    file.write_text(before)
 
 
 def test_a_finished_run_is_not_evaluated_again_but_goes_on_with_more_updates(run: nmt.Run) -> None:
@@ -77,10 +63,10 @@ def test_a_finished_run_is_not_evaluated_again_but_goes_on_with_more_updates(run
 
 
 @pytest.mark.slow
-def test_a_thread_of_a_program_can_train(tiny: list[str], tmp_path: Path) -> None:
+def test_a_thread_of_a_program_can_train(tmp_path: Path) -> None:
     def work() -> tuple[nmt.Run, int]:
         torch.set_num_threads(1)
-        run = nmt.train(*tiny, "threads=2", directory=tmp_path / "run")
+        run = nmt.train(*QUICK, "threads=2", directory=tmp_path / "run")
         return run, torch.get_num_threads()
 
     with ThreadPoolExecutor(1) as pool:
@@ -89,8 +75,8 @@ def test_a_thread_of_a_program_can_train(tiny: list[str], tmp_path: Path) -> Non
     assert threads == 1  # as before
 
 
-def test_runs_are_compared(run: nmt.Run, tiny: list[str], tmp_path: Path) -> None:
-    other = nmt.train(*tiny, "attention=none", data="demo", directory=tmp_path / "other")
+def test_runs_are_compared(run: nmt.Run, tmp_path: Path) -> None:
+    other = nmt.train(*QUICK, "attention=none", data="demo", directory=tmp_path / "other")
     comparison = nmt.compare_runs([run, other.path], f"baseline={other.path}", output=tmp_path / "comparison")
     assert comparison.page.is_file()
     (group,) = comparison.values["comparisons"]
@@ -105,8 +91,6 @@ def test_runs_are_compared(run: nmt.Run, tiny: list[str], tmp_path: Path) -> Non
     ("overrides", "message"),
     [
         (["attention=luongdot"], "luong_dot"),
-        (["trainig.max_steps=1"], "training.max_steps"),
-        (["seed=1,2"], "seed=1,2: for a list give"),
         (["processes=2"], "several processes are for nmt-train"),
     ],
 )
@@ -118,15 +102,7 @@ def test_mistakes_are_those_of_the_command(overrides: list[str], message: str, t
 
 
 def test_what_only_commands_can_do_is_refused(run: nmt.Run, tmp_path: Path) -> None:
-    for override in ("run=2", "output=2", "processes=2", "++output=2"):
-        with pytest.raises(UserError, match="=: only nmt-evaluate takes this key"):
-            run.evaluate(override)
+    with pytest.raises(UserError, match="=: only nmt-evaluate takes this key"):
+        run.evaluate("output=2")
     with pytest.raises(UserError, match=r"data\.train: .*nowhere"):  # files need no choice of data
         nmt.train(data={"train": tmp_path / "nowhere", "validation": tmp_path / "nowhere"}, directory=tmp_path / "run")
-
-
-def test_the_users_own_hydra_is_not_taken_for_ours(tmp_path: Path) -> None:
-    (tmp_path / "train.yaml").write_text("seed: 9\n")
-    already = pytest.raises(UserError, match="GlobalHydra is already initialized")
-    with initialize_config_dir(str(tmp_path), version_base="1.3"), already:
-        compose("train", TrainConfig, [])

@@ -128,12 +128,10 @@ def test_p_is_corrected_for_the_number_of_comparisons() -> None:
 def test_too_few_resamplings_for_many_single_seeds_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     runs = [Entry(f"system {number}", worsened(number)) for number in range(2, 7)]
     compared(runs, baseline="all", bootstrap_samples=250)  # 10 pairs: p is at least 10 / 201
+    compared(FIELD, baseline="all", bootstrap_samples=100)  # several seeds: a t test
     assert not caplog.records
     compared(runs, baseline="all", bootstrap_samples=150)
     assert "with 10 comparisons no p can be below 0.066" in caplog.text
-    caplog.clear()
-    compared(FIELD, baseline="all", bootstrap_samples=100)  # several seeds: a t test
-    assert not caplog.records
 
 
 def test_all_pairs_are_tested_and_grouped_by_letters() -> None:
@@ -221,16 +219,6 @@ def test_a_mean_curve_has_all_seeds_at_each_point() -> None:
     assert points == {10: (20.0, 10.0), 15: (30.0, 15.0), 20: (40.0, pytest.approx(16.3333)), 30: (60.0, 17.0)}
 
 
-def test_runs_of_several_machines_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    alike = [trained("a", 1, 1.0, {10: 8.0}), trained("b", 1, 1.0, {10: 8.0})]
-    assert compared(alike)["machines"] == ["a CPU"]
-    assert not caplog.records
-    result = compared([*alike, trained("c", 1, 1.0, {10: 8.0}, "a GPU")])
-    assert result["machines"] == ["a CPU", "a GPU"]
-    assert [row["machine"] for row in result["runs"]] == ["a CPU", "a CPU", "a GPU"]
-    assert "several machines (a CPU; a GPU): times and speeds do not compare" in caplog.text
-
-
 def test_costs_and_curves_are_means_of_what_is_known(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / str(n), worsened(n + 2), f"seed={n}") for n in (1, 2)]
     (tmp_path / "2" / "metrics.jsonl").write_text('{"step": 10, "epoch": 1.0, "validation/bleu": 30.0}\n')
@@ -275,9 +263,7 @@ def test_an_example_holds_every_system_with_its_alignment(tmp_path: Path) -> Non
     "text",
     [
         "{}\n",
-        '{"source": ["a"], "target": ["b"], "weights": [[1, 2]]}\n' * 60,
         '{"source": ["a"], "target": ["b"], "weights": [[NaN]]}\n' * 60,
-        '{"source": 3, "target": ["b"], "weights": [[1]]}\n' * 60,
     ],
 )
 def test_a_damaged_file_of_word_weights_is_named(text: str, tmp_path: Path) -> None:
@@ -378,11 +364,6 @@ def test_the_metric_ranks_and_its_tests_are_shown(metric: str, first: str) -> No
     assert second["p"] == max(run["p_bootstrap"], run["p_randomisation"])  # each system has one seed
     assert f"{metric}_p_bootstrap" not in run
     assert second[f"{metric}_ci"] == run[f"{metric}_ci"]
-    if metric == "ter":  # gives the tests that BLEU's tables show for TER
-        plain = of_metric(baseline="order")
-        (same,) = (row for row in plain["runs"] if row["run"] == run["run"])
-        assert (run["p_bootstrap"], run["p_randomisation"]) == (same["ter_p_bootstrap"], same["ter_p_randomisation"])
-        assert run["bleu_p_bootstrap"] == same["p_bootstrap"]
 
 
 @pytest.mark.usefixtures("_two_runs")

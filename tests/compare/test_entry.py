@@ -102,9 +102,6 @@ def test_a_run_without_results_says_how_to_get_them() -> None:
     write(Path("a/hypotheses/test.txt"), REFERENCES[1:])
     with pytest.raises(UserError, match=r"a/hypotheses/test\.txt: has 59 lines for 60 sentences"):
         read_run(Path("a"), "test")
-    Path("a/config.yaml").write_text("layers: 3\n")  # of another program
-    with pytest.raises(UserError, match=r"a/config\.yaml: is not the configuration of a run \('seed' is missing\)"):
-        read_run(Path("a"), "test")
 
 
 @pytest.mark.parametrize(
@@ -135,22 +132,12 @@ def test_systems_are_files_of_translations() -> None:
     ("given", "message"),
     [
         (["their.de"], r"systems=their\.de: expected NAME=FILE"),
-        (["x=nowhere"], "systems=x=nowhere: nowhere cannot be read"),
         (["x=short.de"], r"short\.de has 59 lines, the held-out set 60; line N must be the translation of source"),
-        (["x=bytes.de"], r"bytes\.de, line 2: not valid UTF-8"),
         (["x=their.de", "x=their.de"], "two systems named x"),
     ],
 )
 def test_systems_that_do_not_fit_are_refused(given: list[str], message: str) -> None:
     write(Path("their.de"), REFERENCES)
     write(Path("short.de"), REFERENCES[1:])
-    Path("bytes.de").write_bytes(b"gut\n\xff\xfe\n")
     with pytest.raises(UserError, match=message):
         read_systems(given, HeldOut(SOURCES, REFERENCES, PLAIN))
-
-
-def test_test_sets_say_in_what_they_differ() -> None:
-    one, fewer = HeldOut(["a", "b"], ["c", "d"], PLAIN), HeldOut(["a"], ["c"], PLAIN)
-    assert one.difference(HeldOut(["a", "b"], ["c", "d"], PLAIN)) is None
-    said = "the held-out sets differ: line 2 of the sources is 'b' in the first, None in the second"
-    assert one.difference(fewer) == said

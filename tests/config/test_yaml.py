@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import values_of
+from conftest import run_config, values_of
 from pydantic import BaseModel
 
 from nmt.config import schema
@@ -124,8 +124,7 @@ def test_a_part_takes_the_place_of_a_presets() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("experiment", "attention"), in_turn(choices("experiment"), choices("attention")))
 def test_experiments_take_every_attention(experiment: str, attention: str) -> None:
-    values = values_of("train", overrides(experiment=experiment, attention=attention))
-    config = validated(schema.TrainConfig, values)
+    config = run_config(*overrides(experiment=experiment, attention=attention))
     assert (config.attention.kind == "none") == (attention == "none")
 
 
@@ -174,9 +173,7 @@ PRESETS = {  # name -> score, window, normalizer and alignment
 
 
 def test_presets_are_what_their_papers_say() -> None:
-    systems = {
-        name: validated(schema.TrainConfig, values_of("train", [f"attention={name}"])) for name in choices("attention")
-    }
+    systems = {name: run_config(f"attention={name}") for name in choices("attention")}
     for name, kinds in PRESETS.items():
         attention: Any = systems[name].attention
         parts = (attention.score, attention.window, attention.normalizer, attention.alignment)
@@ -200,26 +197,13 @@ def paper(name: str, attention: str, *recipes: str, **chosen: str) -> schema.Tra
     experiments = ",".join([*recipes, f"papers/{name}"])
     given = [f"experiment=[{experiments}]", f"attention={attention}"]
     given += [f"attention/{group}={choice}" for group, choice in chosen.items()]
-    return validated(schema.TrainConfig, values_of("train", given))
+    return run_config(*given)
 
 
 def test_the_experiment_of_a_paper_has_the_papers_readout() -> None:
     assert paper("bahdanau_2015_figure_2", "bahdanau").decoder.readout == "maxout"
     assert paper("luong_2015_table_4", "luong_dot").decoder.readout == "attentional"
     assert paper("deng_2018_table_1", "marginal").decoder.readout == "attentional"
-
-
-@pytest.mark.slow
-def test_the_models_of_deng_2018_differ_in_the_alignment_alone() -> None:
-    soft, *latent = [
-        paper("deng_2018_table_1", attention, score="general")
-        for attention in ("luong_general", "hard", "marginal", "variational")
-    ]
-    assert (soft.decoder.attend, soft.decoder.input_feeding) == ("after", True)
-    for config in latent:
-        assert config.decoder == soft.decoder
-        assert config.attention.score == soft.attention.score  # type: ignore[union-attr]
-        assert config.attention.alignment != soft.attention.alignment  # type: ignore[union-attr]
 
 
 def test_the_models_of_raffel_2017_differ_in_the_normalizer_alone() -> None:

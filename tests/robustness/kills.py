@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,39 +18,24 @@ from nmt.model.checkpoints import read_checkpoint
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
-def killed_at(work: Work, change: int, below: Path) -> Work:
-    """Return `work`, but kill its process just before the given change of the disk below a folder, counted from 1.
+def watched(work: Work, below: Path, act: Callable[[int], object]) -> Work:
+    """Return `work`, but call act(number) just before each change of the disk below a folder, counted from 1.
 
     A change opens a file for writing, renames or removes one, or makes a folder.
     """
 
-    def watched() -> int:
-        changes = _Changes(below, lambda number: number == change and os.kill(os.getpid(), signal.SIGKILL))
-        sys.addaudithook(changes)
+    def watching() -> int:
+        sys.addaudithook(_Changes(below, act))
         return work()
 
-    return watched
-
-
-def counting(work: Work, below: Path, file: Path) -> Work:
-    """Return `work`, but write to `file` how often it changes the disk below a folder."""
-
-    def watched() -> int:
-        changes = _Changes(below, lambda number: None)
-        sys.addaudithook(changes)
-        status = work()
-        count, changes.below = changes.count, "\0"
-        file.write_text(str(count))
-        return status
-
-    return watched
+    return watching
 
 
 class _Changes:
     """An audit hook, which Python calls before it opens, renames or removes a file."""
 
     def __init__(self, below: Path, act: Callable[[int], object]) -> None:
-        self.below, self.act, self.count = str(below), act, 0
+        self.below, self.act, self.count = f"{below}/", act, 0
 
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open":

@@ -1,18 +1,17 @@
 """A run that is killed at any moment and started again ends with the same bits as an uninterrupted run."""
 
+import os
 import random
+import signal
 import time
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
-from conftest import TINY, values_of
+from conftest import TINY, run_config
 from forks import Work, ended, forked, killed_after
-from kills import counting, curves, differing, killed_at, outcome
-
-from nmt.config.checks import validated
-from nmt.config.schema import TrainConfig
+from kills import curves, differing, outcome, watched
 
 pytestmark = [pytest.mark.slow, pytest.mark.system]  # tests/training has fast tests of interruptions within one process
 # A run with validations, checkpoints between them, a schedule that has a state, dropout and sampled segmentations.
@@ -33,8 +32,7 @@ class Scene(NamedTuple):
 
 def scene(folder: Path) -> Scene:
     folder.mkdir()
-    values = values_of("train", [*RECIPE, f"data.cache_dir={folder / 'cache'}"])
-    config = validated(TrainConfig, values).with_absolute_paths()
+    config = run_config(*RECIPE, f"data.cache_dir={folder / 'cache'}").with_absolute_paths()
 
     def work() -> int:
         from nmt.training.job import train
@@ -58,7 +56,8 @@ class Whole(NamedTuple):
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     made = scene(tmp_path_factory.mktemp("whole") / "scene")
     count, began = made.folder.with_suffix(".count"), time.monotonic()
-    assert ended(forked(counting(made.work, made.folder, count), made.output)) == 0, made.output.read_text()
+    work = watched(made.work, made.folder, lambda number: count.write_text(str(number)))
+    assert ended(forked(work, made.output)) == 0, made.output.read_text()
     return Whole(outcome(made.run), curves(made.run), int(count.read_text()), time.monotonic() - began)
 
 
@@ -71,19 +70,18 @@ def same(made: Scene, whole: Whole) -> None:
     assert "Traceback" not in printed, printed
 
 
-def killed_at_change_and_again(folder: Path, changes: list[int]) -> Scene:
-    made = scene(folder)
-    for change in changes:
-        status = ended(forked(killed_at(made.work, change, made.folder), made.output))
-        assert status in {-9, 0}, made.output.read_text()
-    assert ended(forked(made.work, made.output)) == 0, made.output.read_text()
-    return made
-
-
 @pytest.mark.parametrize("part", range(8))
 def test_killed_before_each_change_of_the_disk(part: int, whole: Whole, tmp_path: Path) -> None:
     for change in range(1 + part, whole.changes + 1, 8):
-        same(killed_at_change_and_again(tmp_path / f"scene-{change}", [change]), whole)
+        made = scene(tmp_path / f"scene-{change}")
+
+        def kill(number: int, last: int = change) -> None:
+            if number == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        assert ended(forked(watched(made.work, made.folder, kill), made.output)) in {-9, 0}, made.output.read_text()
+        assert ended(forked(made.work, made.output)) == 0, made.output.read_text()
+        same(made, whole)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import values_of
+from conftest import run_config
 
 from nmt.config import schema
 from nmt.config.checks import flatten, validated
@@ -21,20 +21,16 @@ WRONG: list[Any] = [
 ]
 HOSTILE = {
     "an object": "a: !!python/object/apply:os.mkdir [made]",
-    "an unknown tag": "a: !x 1",
     "deep lists": "a: " + "[" * 10_000,
     "nothing": "",
-    "a tab": "encoder:\n\thidden: 3",
     "a NUL": "seed: \x00",
-    "no date": "a: 2026-13-45",
-    "no boolean": "a: !!bool x",
     "an endless integer": f"a: {'9' * 5000}",
 }
 
 
 @pytest.fixture(scope="module")
 def values() -> dict[str, Any]:
-    return validated(schema.TrainConfig, values_of("train", [])).model_dump(mode="json")
+    return run_config().model_dump(mode="json")
 
 
 @pytest.mark.parametrize("name", HOSTILE)

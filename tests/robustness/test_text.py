@@ -64,50 +64,31 @@ def tsv(name: str, content: bytes, outcome: str | dict[str, int], file: str = "t
 
 CASES = [
     odd("invalid UTF-8", b"a \xff b", "train.en, line 61: not valid UTF-8 (byte 3 of the line); convert the file"),
-    odd("lone surrogate as CESU-8", b"a \xed\xa0\x80", "train.en, line 61: not valid UTF-8 (byte 3 of the line)"),
     odd("NUL", b"a \0 b"),
     sides("UTF-8 with a byte order mark", b"\xef\xbb\xbf" + ENGLISH, kept(60)),
     sides("UTF-16", ENGLISH.decode().encode("utf-16"), "train.en, line 1: looks like UTF-16, not UTF-8 text"),
     sides("CRLF on one side", ENGLISH.replace(b"\n", b"\r\n"), kept(60)),
-    sides("CR for line ends", ENGLISH.replace(b"\n", b"\r"), "train.en has 1 lines, but"),
     odd("other line ends", "a\u2028b\u2029c\x85d\x0be\x0cf\x1cg"),
     odd("Unicode spaces alone", "\u3000\xa0\u2003\u2028 \t", kept(60, empty=1)),
     odd("nothing to be seen", "\ufeff\x01\x7f", kept(60, empty=1)),
-    odd("SentencePiece's symbols", "\u2581 \u2581\u2581a <s> </s> <unk> <pad> <0x0A>"),
     odd("a megabyte without spaces", "a" * 1_000_000, kept(60, too_long=1)),
-    sides("empty file", b"", "train.en: is empty"),
     sides("a line too many", ENGLISH + b"a\n", "train.en has 61 lines, but"),
-    sides("a line too few", ENGLISH, "train.fr has 61", french=FRENCH + b"a\n"),
-    sides("gzip without its name", gzip.compress(ENGLISH), "train.en, line 1: looks like gzip, not UTF-8 text"),
-    tsv("TSV", TSV, kept(60)),
     tsv("TSV with a column too few", TSV + b"a\n", "t.tsv, line 62: has 1 column, but line 1 has 2"),
-    tsv("TSV with one name twice", TSV.replace(b"en\tfr", b"en\ten"), "t.tsv, line 1: two columns have the same name"),
-    tsv(
-        "TSV without a header", TSV.removeprefix(b"en\tfr\n"), "t.tsv, line 2: no column 'en' (there are: the number 0"
-    ),
-    tsv("TSV after an empty line", b"\nen\tfr\na\tb\nc\n", "t.tsv, line 4: has 1 column, but line 2 has 2"),
     tsv("TSV with CR for line ends", b"en\tfr\ra\tb\r", "t.tsv, line 1: has carriage returns within; convert the line"),
-    tsv("TSV with invalid UTF-8", TSV + b"\xff\tc\n", "t.tsv, line 62: not valid UTF-8"),
     tsv("TSV with lone CR, NUL and U+2028", TSV + "a\rb\0\u2028c\x85\td\n".encode(), kept(61)),
     tsv("CSV with an open quote", CSV + b'"a,b\nc,d\n', "t.csv, line 62: cannot be read as a table", "t.csv"),
-    tsv("CSV with quotes inside", CSV + b'a "q" b,"c ""d"" e"\n', kept(61), "t.csv"),
     tsv("CSV with a line end in a cell", CSV + b'"a\nb",c\n', kept(61), "t.csv"),
     tsv("CSV with semicolons", b"en;fr\na;b\n", "line 1: has one column, but cells are separated by commas", "t.csv"),
     tsv("JSON over several lines", b'{\n"data": [\n{"en": "a"}]}\n', "one object per line, or one array", "t.jsonl"),
-    tsv("JSON line that is a list", JSON + b"[1]\n", "t.jsonl, line 61: is no JSON object", "t.jsonl"),
-    tsv("JSON line cut short", JSON + b'{"en": "a', "t.jsonl, line 61: cannot be read as JSON", "t.jsonl"),
     tsv("JSON null", JSON + b'{"en": null, "fr": "b"}\n', kept(60, empty=1), "t.jsonl"),
     tsv("JSON without a key", JSON + b'{"en": "a"}\n', "t.jsonl, line 61: no column 'fr' (there are: en)", "t.jsonl"),
     tsv(
         "JSON lone surrogate", JSON + b'{"en": "\\ud800", "fr": "b"}\n', "line 61: column 'en' holds half of", "t.jsonl"
     ),
-    tsv("JSON too deep", JSON + b"[" * 100_000, "t.jsonl, line 61: cannot be read as JSON", "t.jsonl"),
     tsv("Parquet cut short", PARQUET[: len(PARQUET) // 2], "t.parquet: cannot be read as a table", "t.parquet"),
     tsv("Parquet with nulls", parquet([None] * 30 + ["a b"] * 30), kept(30, empty=30), "t.parquet"),
-    tsv("gzip", gzip.compress(TSV), kept(60), "t.tsv.gz"),
     tsv("gzip cut short", gzip.compress(TSV)[:-20], "t.tsv.gz, after line ", "t.tsv.gz"),
     Case("folder for a table", None, "t.tsv: is a folder, but not a saved dataset; for plain text give", "t.tsv"),
-    Case("folder for a side", None, "train.en: is a folder, not a text file", "train.en"),
 ]
 
 
@@ -142,7 +123,6 @@ def written(home: Path, case: Case) -> str:
         path.write_bytes(case.content)
     else:
         path.mkdir()
-        path = path.with_suffix("") if case.file == "train.en" else path
     return f"data.train={path}"
 
 
@@ -166,37 +146,21 @@ def test_a_corpus_is_read_right_or_refused(case: Case, home: Path) -> None:
         assert tokenizer.encode(side.lines()) == [side.ids(i).tolist() for i in range(len(side))]
 
 
-def doubtful(
-    home: Path, train: list[tuple[str, str]], held_out: list[tuple[str, str]], *options: str
-) -> PreparedCorpus:
-    for name, pairs in (("train", train), ("valid", held_out)):
+def test_held_out_text_in_train_is_told_in_the_case_that_the_model_sees(home: Path) -> None:
+    new = [(f"a quarter of {n} houses here", f"le quart de {n} maisons ici") for n in range(100, 120)]
+    upper = tuple(text.upper() for text in PAIRS[7])
+    held_out = [*new, upper, (PAIRS[8][0], "autre"), (PAIRS[9][0], "autre"), ("", "")]
+    for name, pairs in (("train", PAIRS), ("valid", held_out)):
         for side, lang in enumerate(("en", "fr")):
             (home / f"{name}.{lang}").write_text("".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8")
-    return made(home, f"data.train={home}/train", *options)
-
-
-NEW = [(f"a quarter of {n} houses here", f"le quart de {n} maisons ici") for n in range(100, 120)]
-
-
-@pytest.mark.parametrize(("lowercase", "expected"), [("true", (1, 1)), ("false", (0, 0))])
-def test_held_out_text_in_train_is_found_in_the_case_that_the_model_sees(
-    lowercase: str, expected: tuple[int, int], home: Path
-) -> None:
-    source, target = PAIRS[7]
-    prepared = doubtful(home, PAIRS, [*NEW, (source.upper(), target.upper())], f"tokenizer.lowercase={lowercase}")
-    report = prepared.report["splits"]["validation"]
-    assert (report["sources_in_train"], report["pairs_in_train"]) == expected
-
-
-def test_held_out_text_in_train_is_told(home: Path) -> None:
-    held_out = [*NEW, PAIRS[7], (PAIRS[8][0], "autre"), (PAIRS[9][0], "autre"), ("", "")]
-    prepared = doubtful(home, PAIRS, held_out)
-    report = prepared.report["splits"]["validation"]
-    assert (report["sources_in_train"], report["pairs_in_train"]) == (3, 1)
-    assert prepared.report["warnings"] == [
-        f"validation: 1 of 24 pairs have no source text; nothing is translated there, such as {home}/valid.en, line 24",
-        "validation: 1 of 24 pairs have no reference text; no translation of them can match, such as "
-        f"{home}/valid.en, line 24",
-        f"validation: 3 of 24 pairs have a source that is also in train, such as {home}/valid.en, lines 21, 22, 23",
-        f"validation: 1 of 24 pairs are also in train, such as {home}/valid.en, line 21",
-    ]
+    for lowercase, expected in (("false", (2, 0)), ("true", (3, 1))):
+        prepared = made(home, f"data.train={home}/train", f"tokenizer.lowercase={lowercase}")
+        report = prepared.report["splits"]["validation"]
+        assert (report["sources_in_train"], report["pairs_in_train"]) == expected
+    no_source, no_reference, source, pair = prepared.report["warnings"]
+    assert no_source.endswith(f"nothing is translated there, such as {home}/valid.en, line 24")
+    assert no_reference.startswith("validation: 1 of 24 pairs have no reference text; no translation")
+    assert source.endswith(
+        f"3 of 24 pairs have a source that is also in train, such as {home}/valid.en, lines 21, 22, 23"
+    )
+    assert pair == f"validation: 1 of 24 pairs are also in train, such as {home}/valid.en, line 21"

@@ -12,14 +12,11 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from conftest import TINY, values_of
+from conftest import tiny_config
 from fitting import fitted
 from hostile import ATTACKS, MARK, WEIGHT_ATTACKS, State
 
 from nmt import Translator
-from nmt.compare.report import write_comparison
-from nmt.config import schema
-from nmt.config.checks import validated
 from nmt.config.errors import UserError
 from nmt.data.prepare import prepare
 from nmt.data.tokenizer import Tokenizer
@@ -31,14 +28,10 @@ SECRET = "root:x:0:0"
 UNFIT = r"is corrupt|is corrupt, or the checkpoint of another model|weights that are infinite|does not fit this run"
 
 
-def config_of(*overrides: str) -> schema.TrainConfig:
-    return validated(schema.TrainConfig, values_of("train", [*TINY, *overrides]))
-
-
 @pytest.fixture(scope="module")
 def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("honest") / "run"
-    assert train(config_of("training.max_steps=4"), directory, []) == 0
+    assert train(tiny_config("training.max_steps=4"), directory) == 0
     return directory
 
 
@@ -52,10 +45,6 @@ def run(honest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "run"
 
 
-def state_of(path: Path) -> State:
-    return read_checkpoint(path)
-
-
 def refused(call: Callable[[], object], match: str = UNFIT) -> None:
     """Assert a one-line error that does not show the secret, and that nothing was executed or written elsewhere."""
     with pytest.raises(UserError, match=match) as error:
@@ -64,7 +53,7 @@ def refused(call: Callable[[], object], match: str = UNFIT) -> None:
     assert "\n" not in message
     assert len(message) < 1000
     assert SECRET not in message
-    assert not {path.name for path in Path().iterdir()} - {"run", "outside", "compared"}, MARK
+    assert not {path.name for path in Path().iterdir()} - {"run", "outside"}, MARK
     assert [(path.name, path.read_text()) for path in Path("outside").iterdir()] == [("file", f"{SECRET}\n")]
 
 
@@ -78,7 +67,7 @@ def resume(run: Path, max_steps: int = 5) -> None:
 @pytest.mark.parametrize("attack", WEIGHT_ATTACKS)
 def test_a_hostile_checkpoint_is_not_translated_with(attack: str, run: Path) -> None:
     best = run / "checkpoints" / "best.safetensors"
-    WEIGHT_ATTACKS[attack](best, state_of(best))
+    WEIGHT_ATTACKS[attack](best, read_checkpoint(best))
     refused(lambda: Translator.load(run))
 
 
@@ -86,7 +75,7 @@ def test_a_hostile_checkpoint_is_not_translated_with(attack: str, run: Path) -> 
 @pytest.mark.parametrize("attack", sorted(ATTACKS.keys() - {"not a number"}))
 def test_a_hostile_checkpoint_is_not_resumed(attack: str, run: Path) -> None:
     last = run / "checkpoints" / "last.pt"
-    ATTACKS[attack](last, state_of(last))
+    ATTACKS[attack](last, read_checkpoint(last))
     before = last.read_bytes()
     refused(lambda: resume(run))
     assert last.read_bytes() == before
@@ -102,7 +91,7 @@ STATES: dict[str, Callable[[State], object]] = {
 @pytest.mark.parametrize("name", STATES)
 def test_a_state_that_does_not_fit_is_not_resumed(name: str, run: Path) -> None:
     last = run / "checkpoints" / "last.pt"
-    state = state_of(last)
+    state = read_checkpoint(last)
     STATES[name](state)
     torch.save(state, last)
     before = {path.name: path.read_bytes() for path in last.parent.iterdir()}
@@ -123,18 +112,11 @@ def test_a_configuration_takes_no_memory_that_its_checkpoint_has_not(changes: di
 
 # Records and tokenizers
 
-RESAMPLING = {"bootstrap_samples": 10, "randomisation_trials": 10}
-
-
-def compare(run: Path) -> str:
-    return write_comparison([str(run)], Path("compared"), examples=1, sentences=[], **RESAMPLING)
-
 
 @pytest.mark.parametrize("content", ['{"a":' + "[" * 10_000 + "]" * 10_000 + "}", "[]"], ids=["deep nesting", "list"])
 def test_a_manifest_that_is_none_is_told(content: str, run: Path) -> None:
     (run / "manifest.json").write_text(content)
-    for use in (resume, compare):
-        refused(lambda use=use: use(run), "manifest.json|damaged")
+    refused(lambda: resume(run), "manifest.json|damaged")
 
 
 def test_more_bytes_than_a_record_may_have_are_not_read(run: Path) -> None:
@@ -153,6 +135,6 @@ def test_a_tokenizer_that_is_none_or_another_is_told(run: Path) -> None:
         refused(lambda: Translator.load(run), "is not a SentencePiece model|lacks <s>|another model")
         with pytest.raises(UserError, match="SentencePiece"):
             Tokenizer.load(run / "tokenizer.model")
-    other = prepare(config_of().data, config_of("tokenizer.vocab_size=300").tokenizer)
+    other = prepare(tiny_config().data, tiny_config("tokenizer.vocab_size=300").tokenizer)
     other.tokenizers.save(run)
     refused(lambda: Translator.load(run), "another model")

@@ -10,13 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from conftest import TINY, values_of
+from conftest import tiny_config
 from fastapi.testclient import TestClient
 from forks import ended, forked
 
 from nmt.cli.entry import serve
-from nmt.config.checks import validated
-from nmt.config.schema import TrainConfig
 from nmt.serve.models import Runs, load_models
 from nmt.serve.server import Rules, application
 from nmt.serve.service import QueueSettings, Service
@@ -28,8 +26,7 @@ LOADING: dict[str, Any] = {"precision": "fp32", "device": "cpu", "threads": 1}
 
 def trained(directory: Path, *overrides: str) -> Path:
     """Train a tiny model for three updates, and return its run."""
-    values = values_of("train", [*TINY, "data.test_size=2", "training.max_steps=3", *overrides])
-    assert train(validated(TrainConfig, values), directory, []) == 0
+    assert train(tiny_config("data.test_size=2", "training.max_steps=3", *overrides), directory) == 0
     return directory
 
 
@@ -67,9 +64,13 @@ class Process:
             serve()
             return 0
 
-        self.output, self._status = output, None
+        self.output, self.status = output, None
         self._number = forked(work, output)
-        first = self._first_line()
+        deadline = time.monotonic() + 120
+        while not (output.exists() and "\n" in output.read_text()):
+            assert time.monotonic() < deadline, "nmt-serve does not start"
+            time.sleep(0.02)
+        first = output.read_text().split("\n")[0]
         assert " at http://" in first, first
         self.address = first.split(" at ")[1].split("/;")[0].split("/#")[0]
 
@@ -78,23 +79,9 @@ class Process:
 
     def ended(self) -> int:
         """Wait until the process ends. Returns its status, negative after a signal."""
-        if self._status is None:
-            self._status = ended(self._number)
-        return self._status
-
-    def is_running(self) -> bool:
-        return self._status is None and os.waitpid(self._number, os.WNOHANG) == (0, 0)
-
-    def logged(self) -> list[str]:
-        """Return the lines that it printed after the first one."""
-        return self.output.read_text().split("\n")[1:-1]
-
-    def _first_line(self) -> str:
-        deadline = time.monotonic() + 120
-        while not (self.output.exists() and "\n" in self.output.read_text()):
-            assert time.monotonic() < deadline, "nmt-serve does not start"
-            time.sleep(0.02)
-        return self.output.read_text().split("\n")[0]
+        if self.status is None:
+            self.status = ended(self._number)
+        return self.status
 
 
 @contextmanager
@@ -105,7 +92,7 @@ def process(folder: Path, *overrides: str, environment: dict[str, str] | None = 
     try:
         yield started
     finally:
-        if started.is_running():
+        if started.status is None:
             started.signal(signal.SIGKILL)
             started.ended()
 

@@ -196,29 +196,6 @@ def test_a_steered_step_attends_there(page: Page, translator: Translator) -> Non
     page.wait(lambda: page.best() == own.text)
 
 
-def test_the_focus_stays_when_a_steering_is_removed(page: Page) -> None:
-    for step in (0, 1):
-        page.press_at(step, 1, Keys.ENTER)
-        page.wait(lambda step=step: page.weight(step, 1) == 1)
-    focus = "return document.activeElement.ariaLabel ?? document.activeElement.id"
-    page.js("arguments[0].focus()", page.find("#steerings li button")[1])
-    page.press(Keys.ENTER)
-    page.wait(lambda: page.text("#status").endswith(" s") and len(page.find("#steerings li")) == 1)
-    assert page.js(focus) == "remove the steering of step 1"
-    page.press(Keys.ENTER)
-    page.wait(lambda: not page.find("#steerings li"))
-    assert page.js(focus) == "tab-alignment"
-
-
-def test_a_failed_explanation_has_one_message(page: Page) -> None:
-    refused = "Promise.resolve(new Response('{}', {status: 500}))"
-    page.js(f"const ask = fetch; window.fetch = (to, o) => String(to).includes('explain') ? {refused} : ask(to, o)")
-    page.choose("#weights", "saliency")
-    page.wait(lambda: page.text("#alignment-status") != "")
-    assert not page.one("#notice").is_displayed()
-    assert not page.one("#pictures").is_displayed()
-
-
 def test_saliency_and_window_come_from_the_service(page: Page, translator: Translator) -> None:
     page.choose("#weights", "saliency")
     expected = explain(translator, LINE, translator.translate([LINE])[0].tokens)
@@ -259,31 +236,6 @@ def test_an_error_stands_by_the_field_in_the_services_words(page: Page, translat
     assert page.best() == translator.translate([LINE])[0].text  # the last translation stays
     page.fill(LINE)
     page.wait(lambda: page.text("#error") == "")
-
-
-def test_without_a_beam_the_view_says_so(chrome: webdriver.Chrome, tmp_path: Path) -> None:
-    with process(tmp_path, "search=greedy") as started:
-        page = Page(chrome, started.address)
-        page.open(text=LINE, view="beam")
-        assert page.text("#tree-none") == "This model's search has no beam."
-        page.one("#tab-alignment").click()
-        page.wait(lambda: page.find("[role=gridcell]"))
-        assert page.text("#error") == ""
-
-
-def test_a_browser_that_stores_nothing_shows_the_page(page: Page) -> None:
-    get = "get() { throw new DOMException('blocked', 'SecurityError'); }"
-    names = "['localStorage', 'sessionStorage']"
-    block = f"for (const name of {names}) Object.defineProperty(window, name, {{ {get} }});"
-    added = page.chrome.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": block})
-    try:
-        page.chrome.get("about:blank")
-        page.visit(text=LINE)
-        page.wait(page.best)
-        page.one("#theme").click()
-        assert page.js("return document.documentElement.dataset.theme") in {"light", "dark"}
-    finally:
-        page.chrome.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
 
 
 def test_a_token_is_asked_for_once_and_never_in_the_link(chrome: webdriver.Chrome, tmp_path: Path) -> None:

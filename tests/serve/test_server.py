@@ -17,7 +17,7 @@ from unittest.mock import MagicMock
 from urllib.parse import urlsplit
 
 import pytest
-from forks import call, ended, forked
+from forks import call, ended, error_of, forked
 from served import process, words
 from starlette.types import Receive, Scope, Send
 
@@ -105,7 +105,7 @@ def test_a_signal_finishes_what_is_in_flight_and_requests_are_logged_without_tex
         started.signal(signal.SIGTERM)
         assert len(answer.result(60)["translations"]) == 100
         assert started.ended() == 128 + signal.SIGTERM  # not by the signal itself: what was unpacked is deleted
-        (line,) = [line for line in started.logged() if "/healthz" not in line]
+        (line,) = [line for line in started.output.read_text().split("\n")[1:-1] if "/healthz" not in line]
         assert "POST /v1/translate 200 " in line
         with pytest.raises(OSError, match="refused"):
             urllib.request.urlopen(f"{started.address}/healthz", timeout=5)
@@ -160,24 +160,15 @@ def test_clients_that_never_read_their_answers_are_cut(tmp_path: Path) -> None:
 
 
 def refused(*overrides: str, **environment: str) -> str:
-    refusal = call("nmt-serve", *overrides, env=environment)
-    assert refusal.returncode == 2, refusal
-    (line,) = refusal.stderr.decode().strip().split("\n")
-    return line
+    return error_of(call("nmt-serve", *overrides, env=environment))
 
 
-def test_what_cannot_be_served_is_refused_at_the_start(tmp_path: Path) -> None:
+def test_what_cannot_be_served_is_refused_at_the_start() -> None:
     demo = "run=demo"
     assert "host=0.0.0.0: other machines could use this service; give token=" in refused(demo, "host=0.0.0.0")
-    assert f"run={tmp_path}: is not a run directory" in refused(f"run={tmp_path}", "port=0")
     assert "a run is named twice" in refused("run=[demo,demo]", "port=0")
-    assert "limits.header_seconds: unknown key" in refused(demo, "limits.header_seconds=1")
-    assert "token: is blank" in refused(demo, "host=0.0.0.0", "token=' '")
-    for token in (" ", "a\nb"):
-        assert "NMT_SERVE_TOKEN: is blank or holds control" in refused(demo, NMT_SERVE_TOKEN=token)
-    unknown, elsewhere = (refused(demo, f"host={host}", "token=x") for host in ("no.host.invalid", "192.0.2.1"))
-    assert "host=no.host.invalid: is not the name or address of a machine" in unknown
-    assert "host=192.0.2.1: is no address of this machine" in elsewhere
+    assert "NMT_SERVE_TOKEN: is blank or holds control" in refused(demo, NMT_SERVE_TOKEN="a\nb")
+    assert "host=192.0.2.1: is no address of this machine" in refused(demo, "host=192.0.2.1", "token=x")
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         assert f"port={port}: cannot be listened to" in refused(demo, f"port={port}")

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 from nmt import Translator
 from nmt.system.run import DEMO, RunDirectory
@@ -33,13 +32,3 @@ def test_it_is_small_and_says_what_it_is_and_a_run_of_that_name_comes_first(
     (tmp_path / "demo" / "config.yaml").touch()
     monkeypatch.chdir(tmp_path)
     assert RunDirectory.existing("demo").path.resolve() == (tmp_path / "demo").resolve()
-
-
-def test_half_precision_keeps_tied_weights_tied() -> None:
-    from nmt.export.contents import _round_to_half
-
-    table, other = torch.randn(3, 2), torch.randn(4)
-    halved = _round_to_half({"a": table, "b": table, "c": other})
-    assert halved["a"].data_ptr() == halved["b"].data_ptr()
-    assert {weight.dtype for weight in halved.values()} == {torch.float16}
-    assert torch.allclose(halved["c"].float(), other, atol=1e-3)

@@ -171,30 +171,18 @@ def test_an_automaton_counts_as_plain_loops_do() -> None:
         assert (met >= times) == meets([*tokens, EOS], [phrase] * times)
 
 
-def plain_deal(banks: list[int], total: int, size: int) -> list[int]:
-    """Allocate slots to banks, from the highest bank down, with plain loops."""
-    shares = [size * (bank + 1) // (total + 1) - size * bank // (total + 1) for bank in range(total + 1)]
-    chosen: list[int] = []
-    spare = 0
-    for bank in reversed(range(total + 1)):
-        mine = [i for i, each in enumerate(banks) if each == bank][: shares[bank] + spare]
-        spare += shares[bank] - len(mine)
-        chosen += mine
-    left = [i for i, bank in enumerate(banks) if bank >= 0 and i not in chosen]
-    return sorted(chosen + left[:spare])
-
-
-def test_slots_are_dealt_as_by_plain_loops() -> None:
-    example = np.array([[0, 0, 0, 0, 0, 1, 0, 2]])
-    assert allocate_slots(example, example >= 0, np.array([2]), 6).tolist() == [[0, 1, 2, 3, 5, 7]]
-    generator = np.random.default_rng(1)
-    for _ in range(100):
-        totals = generator.integers(0, 7, 5)
-        banks = np.stack([generator.integers(-1, total + 1, 12) for total in totals])  # -1: an impossible candidate
-        size = int(generator.integers(1, 10))
-        found = allocate_slots(np.maximum(banks, 0), banks >= 0, totals, size)
-        for row, total, indices in zip(banks.tolist(), totals.tolist(), found.tolist(), strict=True):
-            assert [i for i in indices if row[i] >= 0] == plain_deal(row, total, size)
+@pytest.mark.parametrize(
+    ("banks", "total", "size", "expected"),  # -1: an impossible candidate
+    [
+        ([0, 0, 0, 0, 0, 1, 0, 2], 2, 6, [0, 1, 2, 3, 5, 7]),  # bank 0 takes what banks 1 and 2 leave
+        ([0, 0, 1, 1], 2, 3, [0, 2, 3]),  # bank 1 takes what bank 2 leaves
+        ([-1, 0, 1, 1, 1, 1], 1, 4, [1, 2, 3, 4]),  # bank 1 takes what bank 0 leaves
+    ],
+)
+def test_slots_are_shared_by_banks(banks: list[int], total: int, size: int, expected: list[int]) -> None:
+    given = np.array([banks])
+    found = allocate_slots(np.maximum(given, 0), given >= 0, np.array([total]), size)
+    assert found.tolist() == [expected]
 
 
 def test_forbidden_and_required_phrases_together() -> None:

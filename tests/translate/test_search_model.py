@@ -4,12 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import TINY, values_of
+from conftest import tiny_config
 from small_models import COMBINATIONS, LENGTHS, PAD, SOURCE, TARGET, V, attention, label, logits_of, model_of, prepared
 from torch import Tensor
 
-from nmt.config.checks import config_dir, validated
-from nmt.config.schema import TrainConfig
+from nmt.config.checks import config_dir
 from nmt.model.build import build_model
 from nmt.model.seq2seq import Seq2Seq
 from nmt.ops.products import FloatWeight, pack
@@ -30,7 +29,7 @@ def steps_equal_teacher_forcing(model: Seq2Seq, hypotheses: int) -> None:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_steps_of_every_preset_equal_teacher_forcing(preset: str) -> None:
-    config = validated(TrainConfig, values_of("train", [*TINY, f"attention={preset}"]))
+    config = tiny_config(f"attention={preset}")
     steps_equal_teacher_forcing(build_model(config, V, V, (PAD, PAD)).double().eval(), hypotheses=2)
 
 

@@ -60,15 +60,6 @@ def test_candidates_of_equal_text_count_once(run: Path) -> None:  # noqa: F811
     assert [(each.text, each.log_prob) for (each,) in one] == [(each.text, each.log_prob) for (each,) in drawn]
 
 
-def test_more_translations_than_a_search_finds_are_refused(run: Path) -> None:  # noqa: F811
-    for search, message in (
-        (MBR | {"n_candidates": 1}, "nbest=2: more than search.n_candidates=1; set search.n_candidates=2"),
-        ({"kind": "greedy"}, "nbest=2: greedy search returns one; use search=beam search.beam_size=2"),
-    ):
-        with pytest.raises(UserError, match=message):
-            nbest(run, 2, **search)
-
-
 def test_coverage_without_attention_is_refused(blind: Path) -> None:  # noqa: F811
     loaded = Translator.load(blind)
     covering = loaded.settings.model_copy(update={"coverage_penalty": 0.1})

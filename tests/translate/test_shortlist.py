@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from forks import call
-from safetensors.numpy import save, save_file
+from safetensors.numpy import save_file
 from trained import LINES
 from trained import run as trained_run  # noqa: F401
 
@@ -47,15 +47,6 @@ def test_a_vocabulary_is_that_of_all_sentences_in_whole_blocks() -> None:
     assert len(ids) == BLOCK
     assert (np.diff(ids) > 0).all()
     assert {777, *shortlist().of([4, 5])} <= set(ids.tolist())
-
-
-@pytest.mark.parametrize(
-    ("candidates", "ends", "size", "message"),
-    [([1, 2], [1, 3], 10, "does not match"), ([1, 2], [2, 1], 10, "does not match"), ([1, -1], [1, 2], 10, "outside")],
-)
-def test_what_does_not_fit_is_refused(candidates: list[int], ends: list[int], size: int, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Shortlist(np.array(candidates), np.array(ends, np.int64), np.arange(4), size)
 
 
 def model_1(pairs: list[tuple[list[int], list[int]]], iterations: int) -> dict[tuple[int, int], float]:
@@ -103,22 +94,25 @@ def test_a_list_of_nearly_all_tokens_changes_nothing(
     plain, listed = (Translator.load(run.path, search=search, precision="fp32") for _ in range(2))
     for each in (plain, listed):  # makes one token nearly impossible; the list leaves it out
         each.single.output.bias.data[each.tokenizers.target.unk] = -1e4
-    size = listed.tokenizers.target.vocab_size
-    ids = np.array([i for i in range(size) if i != listed.tokenizers.target.unk])
-    shortlist = Shortlist(np.zeros(0, np.int64), np.zeros(listed.tokenizers.source.vocab_size, np.int64), ids, size)
-    monkeypatch.setattr(shortlist, "vocabulary", lambda *_: ids)
-    listed.shortlist = shortlist
+    target = listed.tokenizers.target
+    listed.shortlist = shortlist = listing(listed, [i for i in range(target.vocab_size) if i != target.unk])
+    monkeypatch.setattr(shortlist, "vocabulary", lambda *_: shortlist.always)
     for one, other in zip(plain.translate(LINES), listed.translate(LINES), strict=True):
         assert one.text == other.text
         assert one.tokens == other.tokens
 
 
+def listing(translator: Translator, ids: list[int]) -> Shortlist:
+    """Make a shortlist of the same tokens for every sentence."""
+    source, target = translator.tokenizers
+    return Shortlist(np.zeros(0, np.int64), np.zeros(source.vocab_size, np.int64), np.array(ids), target.vocab_size)
+
+
 def test_a_search_uses_no_other_tokens(run: RunDirectory) -> None:
     translator = Translator.load(run.path)
     target = translator.tokenizers.target
-    ids = np.array([target.pad, target.unk, target.bos, target.eos, *range(10, 70)])
-    ends = np.zeros(translator.tokenizers.source.vocab_size, np.int64)
-    translator.shortlist = Shortlist(np.zeros(0, np.int64), ends, np.sort(ids), target.vocab_size)
+    ids = sorted([target.pad, target.unk, target.bos, target.eos, *range(10, 70)])
+    translator.shortlist = listing(translator, ids)
     allowed = {target.pieces([int(i)])[0] for i in ids}
     for translation in translator.translate(LINES):
         assert set(translation.tokens) <= allowed
@@ -143,11 +137,8 @@ def test_damaged_and_foreign_files_are_one_line(run: RunDirectory, tmp_path: Pat
 
 
 def test_an_evaluation_with_it_stands_beside_the_run_s_own(run: RunDirectory, tmp_path: Path) -> None:
-    translator = Translator.load(run.path)
-    ends = np.zeros(translator.tokenizers.source.vocab_size, np.int64)
-    few = Shortlist(np.zeros(0, np.int64), ends, np.arange(100), translator.tokenizers.target.vocab_size)
     file, own = tmp_path / "few", json.loads(run.results.read_bytes())
-    file.write_bytes(save(few.arrays()))
+    save_file(listing(Translator.load(run.path), [*range(100)]).arrays(), file)
     listed = call("nmt-evaluate", f"run={run.path}", "split=validation", f"shortlist={file}")
     assert listed.returncode == 0, listed.stderr
     results = json.loads(run.results.read_bytes())

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import TINY, values_of
+from conftest import tiny_config, values_of
 
 from nmt import Translator
 from nmt.cli import translate as command
 from nmt.config.checks import validated
-from nmt.config.schema import TrainConfig, TranslateConfig
+from nmt.config.schema import TranslateConfig
 from nmt.training.job import train
 
 pytestmark = pytest.mark.system
@@ -30,8 +30,7 @@ Translate = Callable[..., list[bytes]]
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Train for two updates. With bytes as tokens, this model generates newlines and invalid UTF-8."""
     directory = tmp_path_factory.mktemp("bytes") / "run"
-    config = validated(TrainConfig, values_of("train", [*TINY, "training.max_steps=2", *request.param]))
-    assert train(config, directory, []) == 0
+    assert train(tiny_config("training.max_steps=2", *request.param), directory) == 0
     return directory
 
 
