@@ -74,11 +74,16 @@ def _differ(key: str, choices: Iterable[Mapping[str, Any]]) -> bool:
 
 
 def _name(entry: Entry, varied: Sequence[str]) -> str:
-    """Name a system by its choices: "bahdanau", "bahdanau encoder=lstm" or "lr=0.003"."""
+    """Name a system by its values of the `varied` keys: "bahdanau", "bahdanau encoder=lstm" or "lr=0.003".
+
+    varied: the keys of choices in which the systems differ. A key is shortened to its part after the last dot, unless
+    another one ends in the same part. A system that is not a run has no choices and keeps its own name.
+    """
     choices = entry.choices
-    if not entry.config:
+    if not entry.config:  # not a run
         return entry.name
     parts = [str(choices["attention"])] if "attention" in choices and "attention" in varied else []
+    # A group keeps its whole name: attention/score@attention.score does not become "score".
     ends = [key if "/" in key else key.rpartition(".")[2] for key in varied]
     parts += [
         f"{end if ends.count(end) == 1 else key}={short(choices[key])}"

@@ -138,22 +138,27 @@ class _ChunkedLoss(torch.autograd.Function):
         terms: dict[str, Tensor],
         differentiate: bool,
     ) -> Tensor:
+        """Return the sum of the loss over the counted positions. Most arguments are those of `output_loss`.
+
+        terms: an empty dictionary, which gets the terms to report, because a Function can return only tensors;
+        differentiate: does the caller compute gradients? torch disables them here, so that it cannot tell.
+        """
         inputs = (readouts, weight, bias) if shares is None else (readouts, weight, bias, shares)
         ctx.like = [(tensor.shape, tensor.dtype) for tensor in inputs]
         dtype = wide_dtype(weight.dtype)
         factors = counted.flatten().to(dtype)
         total = factors.new_zeros(())
         reported: dict[str, list[Tensor]] = {}
-        parameters: list[Tensor] = []  # gradients of weight and bias, empty before the first chunk
+        parameter_gradients: list[Tensor] = []  # gradients of weight and bias, empty before the first chunk
         readouts, weight, bias = (in_autocast_dtype(tensor) for tensor in (readouts, weight, bias))
         rows = layout(readouts, None if shares is None else shares.detach().to(dtype), counted.flatten(), differentiate)
-        columns = rows.per_position * len(weight)
-        for chunk in slices(len(factors), columns, sizes.product):
+        logits_per_position = rows.per_position * len(weight)
+        for chunk in slices(len(factors), logits_per_position, sizes.product):
             chunk_readouts = rows.read(chunk)
             logits = matmul(chunk_readouts, weight, bias)
             bias_gradient = bias.new_zeros(bias.shape, dtype=dtype)
-            numbers = sizes.cpu if weight.device.type == "cpu" else sizes.gpu
-            for part in slices(chunk.stop - chunk.start, columns, numbers):
+            part_size = sizes.cpu if weight.device.type == "cpu" else sizes.gpu
+            for part in slices(chunk.stop - chunk.start, logits_per_position, part_size):
                 positions = slice(chunk.start + part.start, chunk.start + part.stop)
                 leaves = [leaf.detach().requires_grad_(differentiate) for leaf in rows.leaves(logits, part)]
                 with torch.set_grad_enabled(differentiate):
@@ -171,14 +176,14 @@ class _ChunkedLoss(torch.autograd.Function):
             if differentiate:
                 rows.finish(input_gradient(logits, weight))
                 new = [weight_gradient(chunk_readouts, logits).to(dtype), bias_gradient]
-                if parameters:
-                    torch._foreach_add_(parameters, new)
+                if parameter_gradients:
+                    torch._foreach_add_(parameter_gradients, new)
                 else:
-                    parameters = new
+                    parameter_gradients = new
                 del new
             del logits  # so that the logits of two chunks never exist at once
         terms.update({name: torch.cat(parts).view(counted.shape) for name, parts in reported.items()})
-        ctx.gradients = (*rows.gradients[:1], *parameters, *rows.gradients[1:])
+        ctx.gradients = (*rows.gradients[:1], *parameter_gradients, *rows.gradients[1:])
         return total
 
     @staticmethod

@@ -135,11 +135,13 @@ class SearchModel:
         With a shortlist, tokens are positions in it, and the logits are (N, L)."""
         parameters, fixed = state.parameters, state.hypothesis.fixed
         assert isinstance(parameters, SearchParameters)
+        # A latent decoder computes the posterior of the previous step's position now that its token is known.
         state = self.model.decoder.observe(state, tokens, parameters.predict)
-        words = parameters.words(tokens)
-        words = words if fixed is None else words + fixed
+        words = parameters.words(tokens)  # (N, G + P): what the words add to gates and readout
+        if fixed is not None:  # the same for the fixed vector of a model without attention, multiplied in `encode`
+            words = words + fixed
         G = len(parameters.word)
-        word = WordProducts(*torch.split(words, [G, words.shape[1] - G], dim=1))
+        word = WordProducts(gates=words[:, :G], readout=words[:, G:])
         prediction, weights, state = self.model.decoder.step(word, state)
         return StepOutput(prediction.logits(parameters.predict).flatten(0, -2), weights, state)
 
