@@ -64,8 +64,8 @@ def override_values(overrides: Iterable[str]) -> dict[str, Any]:
 
 
 def plain_value(text: str) -> str | int | float | bool | None:
-    """Parse a value as Hydra does, except that an empty value is None. YAML 1.1 would give other results for `yes`, 0x10
-    and 1e-05."""
+    """Parse a value as Hydra does, except that an empty value is None. YAML 1.1 would give other results for `yes`,
+    0x10 and 1e-05."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
