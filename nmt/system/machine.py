@@ -127,13 +127,16 @@ def cpu_capabilities() -> dict[str, bool]:
 
 
 def tune_memory() -> None:
-    """Let glibc keep freed memory, and let oneDNN cache fewer kernels. Call it before the first matrix product.
+    """Let glibc keep freed memory, oneDNN cache fewer kernels, and Python's garbage collector leave what is imported
+    alone. Call it before the first matrix product.
 
     It affects the whole process, so only commands call it. If glibc returned freed memory to the system, page faults
     would cost up to a tenth of each update's time. oneDNN compiles a kernel for each new shape of a product (in bf16;
     on AMD also in float32). By default it caches 1,024 kernels, which take half a gigabyte. Every epoch replaces some
-    of them, which fragments the heap, so that it keeps growing.
+    of them, which fragments the heap, so that it keeps growing. A full garbage collection visits all objects, most of
+    which belong to imported modules: it takes a tenth of a second, again and again in a long run.
     """
+    gc.freeze()
     for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):  # read by oneDNN and by torch
         os.environ.setdefault(name, str(KERNELS))
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
