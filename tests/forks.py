@@ -90,20 +90,6 @@ def error_of(done: subprocess.CompletedProcess[bytes]) -> str:
     return line
 
 
-def started(
-    *command: str | Path, files: tuple[IO[bytes], IO[bytes], IO[bytes]], others: tuple[IO[bytes], ...], cwd: Path
-) -> int:
-    """Start a command with these standard streams. Returns the process id. others: the opposite ends of the pipes among
-    `files`, which the command must not keep open."""
-
-    def work() -> int:
-        for file in others:
-            os.close(file.fileno())
-        return _run(*map(str, command), cwd=cwd, env={})
-
-    return _fork(work, files)
-
-
 def call_text(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run a command as `call` does, with its output as text."""
     done = call(*command, cwd=cwd)

@@ -299,7 +299,7 @@ class Attention(nn.Module):
 
 
 def _key_update(parts: Iterable[Score | LinearCoverage], projection: Tensor | None, past: Past) -> KeyUpdate | None:
-    """Make the update of the keys of which these parts give the features, side by side; None if they change no keys."""
+    """Join the features with which these parts change the keys into one update; None if no part changes them."""
     features = _cat(part.key_features(past) for part in parts)
     return None if features is None or projection is None else KeyUpdate(features, projection)
 

@@ -187,7 +187,7 @@ def job(config: DictConfig) -> Any:  # noqa: ANN401
 def _train(directory: Path, this: Any, words: list[str]) -> int:  # noqa: ANN401
     """Train the run of a job, whose section `hydra` is `this`, in its directory. Returns the exit status.
 
-    words: the job's overrides as typed, without those of Hydra, of which a run needs only the search path.
+    words: the job's overrides as typed. Of Hydra's own overrides, which they lack, a run needs only the search path.
     """
     search_path = [word for word in _as_typed(this.overrides.hydra) if word.startswith(SEARCH_PATH)]
     request = new_run([*words, *search_path])
@@ -200,7 +200,7 @@ def _train(directory: Path, this: Any, words: list[str]) -> int:  # noqa: ANN401
     if search := _search_module(this):
         folder, settings = Path(this.sweep.dir).absolute(), this.sweeper
         observer = search.TrialObserver(folder, this.job.num, settings.pruner, settings.startup_trials)
-    # For its sweep, a pruned run has ended; only a single run goes on with it.
+    # A sweep does not resume a pruned run; only the command for a single run does.
     return train(request._replace(directory=directory, config=config), observer, ended=(FINISHED, PRUNED))
 
 

@@ -297,7 +297,7 @@ def describe_machine(machine: Mapping[str, Any]) -> str:
 
 
 def _in_range(value: Any) -> Any:  # noqa: ANN401
-    """Return a duration, rate, score, count or None as it is. Raises ValueError if it is negative or too large."""
+    """Return a measured value, or None, unchanged. Raises ValueError if it is negative or too large."""
     if value is not None and not 0 <= value <= LARGEST:
         raise ValueError(f"{value!r} is out of range")
     return value

@@ -133,7 +133,7 @@ class DecoderState(NamedTuple):
         return self._replace(parameters=parameters, source=source)
 
     def attended_source(self) -> SourceState:
-        """Return `source`, which must not be None: the decoder has an attention."""
+        """Return `source` for a decoder with attention, where it is never None."""
         assert self.source is not None
         return self.source
 
