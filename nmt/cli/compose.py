@@ -113,7 +113,7 @@ def as_words(overrides: Iterable[Override]) -> list[str]:
 
 
 def last_overrides(loader: Any, words: Iterable[str]) -> dict[str, Override]:  # noqa: ANN401
-    """Parse the words of a sweep; a later word for a key replaces an earlier one. loader: of Hydra, to expand glob()."""
+    """Parse the words of a sweep; a later word for a key replaces an earlier one. loader: of Hydra, expands glob()."""
     overrides = OverridesParser.create(loader).parse_overrides(list(words))
     return {override.get_key_element(): override for override in overrides}
 
